@@ -128,7 +128,7 @@ async def test_submission_compares_what_online_workers_of_its_queue_announce(db:
     [warning] = await RoleContracts(db, "q").warnings((EDGE,))
     assert warning == (
         "node 'count' pulls from 'crawl', but the output of role 'crawler', Page, does not fit the input of role "
-        "'counter', Words: 'words' (integer) is missing; change the output or the input"
+        "'counter', Words: 'words' (integer) is missing; add it to the output, or make it optional in the input"
     )
     assert await RoleContracts(db, "other").warnings((EDGE,)) == []
     await WorkerRegistry(db).mark_offline("w-1", AT, session="s")

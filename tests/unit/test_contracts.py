@@ -410,8 +410,8 @@ def test_problem_names_the_edge_the_fields_both_types_and_the_lines_to_change() 
     text, words = line_of("class Text(BaseModel):", 2), line_of("class Words(BaseModel):", 2)
     assert problem == (
         "node 'count' pulls from 'crawl' (and 1 more edge of these roles), but the output of role 'crawler', Text, "
-        "does not fit the input of role 'counter', Words: 'words' is string, not integer; change the output "
-        f"({text}) or the input ({words})"
+        "does not fit the input of role 'counter', Words: 'words' is string, not integer; use one type for it in the "
+        f"output ({text}) and the input ({words})"
     )
 
 
@@ -529,8 +529,10 @@ def test_place_is_that_of_the_field_of_a_model_or_else_of_the_function() -> None
     url, words = line_of("class Page(BaseModel):", 0), line_of("class Words(BaseModel):", 2)
     [problem] = check_contracts(chunks, {"crawler": Crawl(), "counter": count})
     assert problem.endswith(
-        f"'[].words' (integer) is missing; change the output ({url}) or the input ({words})"
+        f"'[].words' (integer) is missing; add it to the output ({url}), or make it optional in the input ({words})"
     )
     [problem] = check_contracts(chain(), {"crawler": Crawl(), "counter": count_text})
     place = line_of("def count_text(text: str) -> int:", -1)
-    assert problem.endswith(f"it is object, not string; change the output ({url}) or the input ({place})")
+    assert problem.endswith(
+        f"it is object, not string; use one type for it in the output ({url}) and the input ({place})"
+    )

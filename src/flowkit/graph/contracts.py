@@ -111,12 +111,13 @@ class Unfit:
         return (
             f"node {edge.node!r} pulls from {edge.source!r}{others}, but the output of role {edge.source_role!r}, "
             f"{given}{part}, does not fit the input of role {edge.role!r}, {taken}: {problems}; "
-            f"change the output{_at(output_place)} or the input{_at(input_place)}"
+            f"{self._remedy(output_place and f' ({output_place})', input_place and f' ({input_place})')}"
         )
 
-
-def _at(place: str) -> str:
-    return place and f" ({place})"
+    def _remedy(self, output_place: str, input_place: str) -> str:
+        if self.mismatches[0].found is None:
+            return f"add it to the output{output_place}, or make it optional in the input{input_place}"
+        return f"use one type for it in the output{output_place} and the input{input_place}"
 
 
 def data_edges(graph: Graph) -> tuple[DataEdge, ...]:
