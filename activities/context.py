@@ -257,7 +257,8 @@ class RunContext:
         self.vars = TaskVariables(tasks, attempt, run_id)
         """The variables of the task: `await ctx.vars()` returns them all; see TaskVariables."""
         self._resources = Resources()
-        self._values: Mapping[str, Any] = {}
+        self.hidden: dict[str, Any] = {}
+        """The values of expressions in the input of the node, which errors hide."""
         self._batch: Batch | None = None
         self._read: dict[Any, Any] = {}
         self.kv: dict[str, Any] = {}
@@ -309,7 +310,7 @@ class RunContext:
 
     def without_values(self, text: str) -> str:
         """Return a text for people without the values of expressions in the input of the node."""
-        return hide(text, self._values) if self._values else text
+        return hide(text, self.hidden) if self.hidden else text
 
     @contextmanager
     def processing(self, batch: Batch) -> Iterator[None]:
@@ -320,13 +321,15 @@ class RunContext:
         finally:
             self._batch = None
 
-    def begun(self, params: StoredParams, attempt: AttemptInput, values: Mapping[str, Any]) -> None:
+    def begun(
+        self, params: StoredParams, attempt: AttemptInput, values: dict[str, Any] | None = None
+    ) -> None:
         """Set the params of the task, which the begin of the attempt has read, and the attempt with its whole input.
 
         `values` are those of the expressions in the input, which errors hide. FlowKit calls this before the hooks.
         """
         self._params, self._stored_params, self._attempt = None, params, attempt
-        self._values, self._read = values, {}
+        self.hidden, self._read = values or {}, {}
 
     def cancelled(self) -> bool:
         """Return whether the run is cancelled."""

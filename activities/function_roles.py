@@ -7,7 +7,7 @@ import functools
 import inspect
 import types
 import typing
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, Never, Protocol, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Never, Protocol, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
@@ -32,6 +32,7 @@ Returned = TypeVar("Returned", covariant=True, default=Any)
 class FunctionRole(RoleHandler[In, Out], Generic[In, Out, P, Returned]):
     """The handler that `@role` makes of a function. A call of it calls the function."""
 
+    calls_function: ClassVar[bool] = True
     _function: Callable[..., Any]
 
     def __call__(self, item: In, /, *args: P.args, **kwargs: P.kwargs) -> Returned:
@@ -47,6 +48,7 @@ class FunctionRole(RoleHandler[In, Out], Generic[In, Out, P, Returned]):
 class SourceRole(RoleHandler[Never, Out], Generic[Out, P, Returned]):
     """The handler that `@role` makes of a generator. A call of it calls the generator."""
 
+    calls_function: ClassVar[bool] = True
     _function: Callable[..., Any]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Returned:

@@ -22,6 +22,7 @@ from typing_extensions import TypeVar
 from flowkit import reason_codes
 from flowkit.activities import typed
 from flowkit.activities.results import Batch, BatchFailure, BatchResult, FinalizeResult
+from flowkit.errors import ConfigError
 from flowkit.limits import VERSION_CHARS
 from flowkit.text import printed
 
@@ -160,47 +161,50 @@ class RoleHandler(Generic[In, Out]):
             return reason_codes.BAD_INPUT, True
         return reason_codes.UNEXPECTED_ERROR, False
 
-    _typed: ClassVar[typed.TypedHandler | None] = None
+    types: ClassVar[typed.TypedHandler | None] = None
+    """What FlowKit knows of the types that the class names; None if it names none. Set by FlowKit."""
 
     def __init_subclass__(cls, *, names: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Read the types that the class names. Raise ConfigError if its hooks do not fit them."""
         super().__init_subclass__(**kwargs)
-        cls._typed = typed.define(cls, RoleHandler, typed.names_of_caller() if names is None else names)
+        cls.types = typed.define(cls, RoleHandler, typed.names_of_caller() if names is None else names)
 
     @property
     def input_type(self) -> Any:
         """The type of its items; of a source, of its `io.input_inline`. None if the class names no types."""
-        return self._typed.input_type if self._typed is not None else None
+        return self.types.input_type if self.types is not None else None
 
     @property
     def output_type(self) -> Any:
         """The type of its results; None if the class names no types."""
-        return self._typed.output.kind if self._typed is not None else None
+        return self.types.output.kind if self.types is not None else None
 
     @property
     def is_source(self) -> bool:
         """Whether it is a typed handler with `produce`."""
-        return self._typed is not None and self._typed.is_source
+        return self.types is not None and self.types.is_source
 
     def input_schema(self) -> dict[str, Any] | None:
         """Return the JSON Schema of an item; of a source, of its `io.input_inline`. None if it is not known."""
-        return self._typed.input_schema() if self._typed is not None else None
+        return self.types.input_schema() if self.types is not None else None
 
     def output_schema(self) -> dict[str, Any] | None:
         """Return the JSON Schema of a result; None if it is not known."""
-        return self._typed.output.schema("serialization") if self._typed is not None else None
+        return self.types.output.schema("serialization") if self.types is not None else None
 
     def parameters_schema(self) -> dict[str, Any] | None:
         """Return the JSON Schema of what comes from `io.input_inline` besides the item; None if nothing does."""
-        return self._typed.parameters_schema() if self._typed is not None else None
+        return self.types.parameters_schema() if self.types is not None else None
 
     async def results(self, ctx: RunContext) -> AsyncIterator[Out]:
         """Yield the results of all batches that this node has stored, in earlier attempts too, for `finalize`.
 
         Raise BatchFailure for one that does not validate, such as one of an earlier version of the handler.
         """
+        types = self.types
         async for partial in ctx.artifacts.partials():
-            yield typed.read_result(self._typed, partial, ctx)
+            result: Any = partial.get("meta") if types is None else types.read_result(partial, ctx)
+            yield result
 
     async def try_on(self, item: In, **context: Any) -> Out:
         """Process one item as a node does, in a unit test, and return the result as another node would read it.
@@ -222,8 +226,8 @@ class RoleHandler(Generic[In, Out]):
 
 
 def _doubles() -> Any:
-    """Return the module with the doubles for unit tests, which only tests import."""
-    return import_module("flowkit.testing.context")
+    """Return the module that runs handlers in unit tests, which only tests import."""
+    return import_module("flowkit.testing.tries")
 
 
 _ARGUMENTS = {
@@ -257,6 +261,17 @@ def misspelled_hook(handler: RoleHandler) -> str | None:
                 f"{kind.__name__}.{name} is not a hook of RoleHandler, so FlowKit never calls it; did you mean "
                 f"{close[0]!r}? If it is a helper, begin its name with '_'"
             )
+    return None
+
+
+def types_problem(handler: RoleHandler) -> str | None:
+    """Return the problem of a handler whose class names types but lacks `process`, `produce` or a key, or None."""
+    kind = type(handler)
+    try:
+        if kind.types is None:
+            typed.define(kind, RoleHandler, {}, is_complete=True)
+    except ConfigError as error:
+        return str(error)
     return None
 
 
@@ -302,7 +317,8 @@ def version_of(handler: RoleHandler) -> str:
     """
     if handler.handler_version:
         return handler.handler_version
-    classes = [each for each in type(handler).__mro__ if each not in RoleHandler.__mro__] or [RoleHandler]
+    own = [each for each in type(handler).__mro__ if each not in RoleHandler.__mro__]
+    classes = [each for each in own if not vars(each).get("calls_function")] or own or [RoleHandler]
     digest = hashlib.sha256()
     for module in dict.fromkeys(each.__module__ for each in classes):
         digest.update(_read_source(module))

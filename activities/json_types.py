@@ -150,7 +150,7 @@ class JsonType:
         wanted = re.sub(r"^Input should be ", "expected ", str(found["msg"]))
         wanted = re.sub(r"^(Value error|Assertion failed), ", "", wanted)
         hidden = self._secrets is None or _is_secret(self._secrets, found["loc"], found["input"])
-        value = _HIDDEN if hidden else _shown_value(found["input"], hide)
+        value = _HIDDEN if hidden else shown_value(found["input"], hide)
         return hide(f"{place} is ") + value + ", " + hide(printable(truncate(wanted, 200)))
 
     @cached_property
@@ -221,7 +221,7 @@ def _place(loc: Sequence[Any]) -> str:
     return printable(truncate(text, 200)) if text else "it"
 
 
-def _shown_value(value: Any, hide: Callable[[str], str]) -> str:
+def shown_value(value: Any, hide: Callable[[str], str]) -> str:
     """Return a value as JSON with its type, cut. Hidden values are replaced before the cut, which could split them."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str)

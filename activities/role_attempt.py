@@ -24,6 +24,7 @@ from flowkit.activities.typed import final_metrics
 from flowkit.adapters.artifacts import check_uid
 from flowkit.adapters.batch_tries import LostTries
 from flowkit.adapters.claims import first_fence
+from flowkit.adapters.entries import Entry
 from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.outages import clock_stopped, retry_while_unavailable
 from flowkit.adapters.shards import FAILED, FINISHED
@@ -507,8 +508,9 @@ class RoleExecutor:
     async def _process(self, batch: Batch) -> None:
         uid = uid_of(batch)
         check_uid(uid)
-        if self._uids is not None:
-            self._uids.add(uid, batch)
+        if self._uids is not None and not self._uids.add(uid):
+            first = await self._find_stored(uid) if self._handler.is_source else None
+            raise AttemptFailed(self._uids.describe(batch, first, self._ctx))
         lost = await self._find_lost_tries(uid)
         if uid in self._skipped:
             return
@@ -521,6 +523,14 @@ class RoleExecutor:
         self._batch_stored(uid)
         if self._log is not None:
             self._log.batch_ok(uid)
+
+    async def _find_stored(self, uid: str) -> Any:
+        """Return the `meta` that the node has stored for a batch, or None."""
+        attempt, artifacts = self._attempt, self._artifacts
+        found = await retry_while_unavailable(
+            lambda: artifacts.metas(attempt.task_id, attempt.node_id, [Entry(uid, None)], attempt.first_epoch)
+        )
+        return found[0].get("meta") if found else None
 
     async def _try_until_settled(self, uid: str, batch: Batch, *, alone: bool) -> bool:
         """Try a batch until its result is stored, or the node sets it aside. Return whether its result is stored."""

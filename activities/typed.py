@@ -14,22 +14,43 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import typing_extensions
 from pydantic import BaseModel
 
 from flowkit import reason_codes
 from flowkit.activities.hook_calls import RESERVED, Hook, known_type, read_hook, resolve
-from flowkit.activities.json_types import SHOWN_PROBLEMS, JsonType, expanded, type_name
+from flowkit.activities.json_types import SHOWN_PROBLEMS, JsonType, expanded, shown_value, type_name
 from flowkit.activities.results import Batch, BatchFailure, BatchResult
 from flowkit.activities.uid_rule import UidRule
 from flowkit.errors import ConfigError
 from flowkit.text import printed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from flowkit.activities.context import RunContext
+T = TypeVar("T")
+
+
+class Context(Protocol):
+    """What typed handlers need of a RunContext, and of the one in a separate process."""
+
+    node_id: str
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The params of the task."""
+
+    @property
+    def input_inline(self) -> dict[str, Any] | None:
+        """The `io.input_inline` of the node."""
+
+    def read_once(self, name: Any, read: Callable[[], T]) -> T:
+        """Return what `read` returns, which is called once for a name."""
+
+    def without_values(self, text: str) -> str:
+        """Return a text for people without the values of expressions in the input of the node."""
 
 
 class ItemBatch(Batch):
@@ -79,7 +100,7 @@ class TypedHandler:
 
     # -- a batch
 
-    def read(self, batch: Batch, ctx: RunContext) -> tuple[Any, dict[str, Any]]:
+    def read(self, batch: Batch, ctx: Context) -> tuple[Any, dict[str, Any]]:
         """Return the item of a batch and the named arguments. Raise BatchFailure if one does not validate."""
         value, origin = self._find_item(batch, ctx)
         try:
@@ -90,7 +111,7 @@ class TypedHandler:
             raise _bad_input(text + self._hint(origin, value, ctx)) from None
         return item, self.arguments(ctx, takes_all=not origin.is_inline)
 
-    def _find_item(self, batch: Batch, ctx: RunContext) -> tuple[Any, _Origin]:
+    def _find_item(self, batch: Batch, ctx: Context) -> tuple[Any, _Origin]:
         payload = batch.payload
         keys = payload.keys()
         if keys == _PULLED:
@@ -117,7 +138,7 @@ class TypedHandler:
         found = expanded(schema, schema.get("$defs") or {}) if schema else ()
         return frozenset(name for each in found for name in each.get("properties") or {})
 
-    def _hint(self, origin: _Origin, value: Any, ctx: RunContext) -> str:
+    def _hint(self, origin: _Origin, value: Any, ctx: Context) -> str:
         if origin.is_list and not self.input.is_list:
             return f"; with {origin.is_list}, a batch is a list, so the type of the item must be list[…]"
         if origin.is_inline:
@@ -127,7 +148,7 @@ class TypedHandler:
             )
         return ""
 
-    def result(self, given: Any, batch: Batch, ctx: RunContext) -> BatchResult:
+    def result(self, given: Any, batch: Batch, ctx: Context) -> BatchResult:
         """Return what FlowKit stores for the result of `process`. Raise BatchFailure if it does not fit its type."""
         if isinstance(given, BatchResult):
             return given
@@ -136,11 +157,11 @@ class TypedHandler:
         except ValueError as error:
             raise self._mismatch(_describe(batch, ctx), given, error, ctx) from None
 
-    async def finish(self, waiting: Awaitable[Any], batch: Batch, ctx: RunContext) -> BatchResult:
+    async def finish(self, waiting: Awaitable[Any], batch: Batch, ctx: Context) -> BatchResult:
         """Return the `result` for what a plain function has returned to be awaited."""
         return self.result(await waiting, batch, ctx)
 
-    def _mismatch(self, place: str, given: Any, error: ValueError, ctx: RunContext) -> BatchFailure:
+    def _mismatch(self, place: str, given: Any, error: ValueError, ctx: Context) -> BatchFailure:
         problems = self.output.problems(error, ctx.without_values)
         forgot = "; does the function return its result?" if given is None else ""
         return BatchFailure(
@@ -148,9 +169,39 @@ class TypedHandler:
             reason_code=reason_codes.SCHEMA_MISMATCH,
         )
 
+    def read_result(self, partial: Mapping[str, Any], ctx: Context) -> Any:
+        """Return the result that a stored batch of the node holds. Raise BatchFailure if it does not validate."""
+        try:
+            return self.output.from_meta(partial.get("meta") or {})
+        except ValueError as error:
+            problems = self.output.problems(error, ctx.without_values)
+            stored = f"the stored result of batch {printed(partial.get('batch_uid'))} of node {ctx.node_id!r}"
+            text = f"{stored} is no valid {self.output.name}: {problems}"
+            raise BatchFailure(text, reason_code=reason_codes.SCHEMA_MISMATCH) from None
+
+    def item_payload(self, item: Any) -> dict[str, Any]:
+        """Return the payload of a batch with an item, as of a node that pulls. Raise ValueError if it has no JSON."""
+        return {"from_node": "test", "ref": {}, "meta": self.input.to_meta(item)}
+
     # -- a source
 
-    def given(self, loaded: Any, ctx: RunContext) -> tuple[list[Any], dict[str, Any]]:
+    def source_input(self, given: Any) -> Any:
+        """Return the `input_inline` for what `produce` receives, as an object or as its JSON."""
+        return given if isinstance(given, Mapping) else self.input.to_meta(given)
+
+    def describe_duplicate(self, first: Any, second: Batch, ctx: Context) -> str:
+        """Return the error about two items with one uid. `first` is the `meta` of the first one; None if unknown."""
+        key = self.uids.name if self.uids is not None else "uid"
+        shown = [
+            shown_value(each, ctx.without_values) for each in (first, second.payload) if each is not None
+        ]
+        return (
+            f"{self.name} yields two items with the same key {key}, {shown_value(second.batch_uid, ctx.without_values)}"
+            f": {' and '.join(shown)}. FlowKit stores one result for each key: choose a key that differs, such as a "
+            "tuple of fields, or do not yield the item twice"
+        )
+
+    def given(self, loaded: Any, ctx: Context) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of `produce` for what `load_input` has returned. Raise BatchFailure if one is wrong."""
         if self._is_by_name:
             return [], self.arguments(ctx, takes_all=True)
@@ -166,7 +217,7 @@ class TypedHandler:
             ) from None
         return [item], self.arguments(ctx, takes_all=False)
 
-    def to_batch(self, item: Any, uids: UidRule, ctx: RunContext) -> Batch:
+    def to_batch(self, item: Any, uids: UidRule, ctx: Context) -> Batch:
         """Return the batch for an item of a source. Raise BatchFailure if it does not validate, or has no uid."""
         try:
             meta = self.output.to_meta(item)
@@ -176,7 +227,7 @@ class TypedHandler:
 
     # -- parameters
 
-    def arguments(self, ctx: RunContext, *, takes_all: bool) -> dict[str, Any]:
+    def arguments(self, ctx: Context, *, takes_all: bool) -> dict[str, Any]:
         """Return the arguments that the function receives by name: the context, and those of `io.input_inline`.
 
         With `takes_all`, every key of `io.input_inline` must be a parameter.
@@ -198,7 +249,7 @@ class TypedHandler:
             )
         return given | self._parameters(ctx, inline)
 
-    def _parameters(self, ctx: RunContext, inline: Mapping[str, Any]) -> dict[str, Any]:
+    def _parameters(self, ctx: Context, inline: Mapping[str, Any]) -> dict[str, Any]:
         hook, parameters = self.hook, self.hook.parameters
         if parameters is None:
             return {}
@@ -237,21 +288,7 @@ def own_fields(inline: Any) -> dict[str, Any]:
     return {name: each for name, each in (inline or {}).items() if name not in RESERVED}
 
 
-def read_result(handler: TypedHandler | None, partial: Mapping[str, Any], ctx: RunContext) -> Any:
-    """Return the result that a stored batch of the node holds. Raise BatchFailure if it does not validate."""
-    meta = partial.get("meta") or {}
-    if handler is None:
-        return meta
-    try:
-        return handler.output.from_meta(meta)
-    except ValueError as error:
-        problems = handler.output.problems(error, ctx.without_values)
-        stored = f"the stored result of batch {printed(partial.get('batch_uid'))} of node {ctx.node_id!r}"
-        text = f"{stored} is no valid {handler.output.name}: {problems}"
-        raise BatchFailure(text, reason_code=reason_codes.SCHEMA_MISMATCH) from None
-
-
-def read_params(kind: Any, ctx: RunContext) -> Any:
+def read_params(kind: Any, ctx: Context) -> Any:
     """Return the params of the task as a type. Raise BatchFailure, which is permanent, if they do not validate."""
     wanted = JsonType(kind, "ctx.params_as")
     try:
@@ -274,7 +311,7 @@ def _bad_input(text: str) -> BatchFailure:
     return BatchFailure(text, reason_code=reason_codes.BAD_INPUT, permanent=True)
 
 
-def _describe(batch: Batch, ctx: RunContext) -> str:
+def _describe(batch: Batch, ctx: Context) -> str:
     uid = "" if batch.batch_uid is None else f" {printed(batch.batch_uid)}"
     return f"batch{uid} of node {ctx.node_id!r}"
 
@@ -285,31 +322,38 @@ _MADE = "_flowkit_made"
 """Marks the hooks that FlowKit has added to a class."""
 
 
-def define(cls: Any, base: Any, names: Mapping[str, Any]) -> TypedHandler | None:
+def define(
+    cls: Any, base: Any, names: Mapping[str, Any], *, is_complete: bool = False
+) -> TypedHandler | None:
     """Return the types of a handler class and add its hooks; None for a class that names no types.
 
-    `names` are the local names where the class is defined. Raise ConfigError if its hooks do not fit its types.
+    Also return None for a class without a role that lacks a hook or a key, which a class below may add, unless
+    `is_complete` says that none will. `names` are the local names where the class is defined. Raise ConfigError if its
+    hooks do not fit its types.
     """
     arguments = vars(cls).get("_types") or type_arguments(cls, base)
-    if arguments is None or any(isinstance(each, typing.TypeVar) for each in arguments):
+    if arguments is None or any(isinstance(each, _VARIABLES) for each in arguments):
         return None
-    known = vars(sys.modules.get(cls.__module__, typing))
-    kinds = [known_type(resolve(each, known, names), cls.__name__, cls.__name__) for each in arguments]
     hook = _typed_hook(cls, base)
+    key = inspect.getattr_static(cls, "key", None)
     if hook is None and not _has_batch_hooks(cls, base):
-        if cls.role:
+        if cls.role or is_complete:
             raise ConfigError(
                 f"{cls.__name__} names types, but defines neither process nor produce{_suggest(cls)}"
             )
         return None
-    key = inspect.getattr_static(cls, "key", None)
-    if hook == "produce" and not cls.role and key is None:
+    if hook == "produce" and key is None and not (cls.role or is_complete):
         return None
-    typed = _make_typed(cls, kinds, hook, names)
+    known = vars(sys.modules.get(cls.__module__, typing))
+    kinds = [known_type(resolve(each, known, names), cls.__name__, cls.__name__) for each in arguments]
+    types = _make_typed(cls, kinds, hook, names)
     if hook == "produce":
-        typed.uids = UidRule(_bound_key(cls, key), typed.output, cls.__name__)
-    _add_hooks(cls, typed)
-    return typed
+        types.uids = UidRule(_bound_key(cls, key), types.output, cls.__name__)
+    _add_hooks(cls, types)
+    return types
+
+
+_VARIABLES = (typing.TypeVar, typing_extensions.TypeVar)
 
 
 def names_of_caller(depth: int = 2) -> dict[str, Any]:
@@ -470,7 +514,7 @@ def _add_hook(cls: Any, name: str, function: Any, owner: str) -> None:
 
 
 def _process(typed: TypedHandler) -> Any:
-    async def process_batch(self: Any, batch: Batch, ctx: RunContext) -> BatchResult:
+    async def process_batch(self: Any, batch: Batch, ctx: Context) -> BatchResult:
         item, given = typed.read(batch, ctx)
         return typed.result(await self.process(item, **given), batch, ctx)
 
@@ -478,7 +522,7 @@ def _process(typed: TypedHandler) -> Any:
 
 
 def _process_plain(typed: TypedHandler) -> Any:
-    def process_batch(self: Any, batch: Batch, ctx: RunContext) -> Any:
+    def process_batch(self: Any, batch: Batch, ctx: Context) -> Any:
         item, given = typed.read(batch, ctx)
         result = self.process(item, **given)
         return (
@@ -491,7 +535,7 @@ def _process_plain(typed: TypedHandler) -> Any:
 
 
 def _produce(typed: TypedHandler, uids: UidRule) -> Any:
-    async def iter_batches(self: Any, loaded: Any, *, ctx: RunContext) -> AsyncIterator[Batch]:
+    async def iter_batches(self: Any, loaded: Any, *, ctx: Context) -> AsyncIterator[Batch]:
         given, named = typed.given(loaded, ctx)
         produced = self.produce(*given, **named)
         if inspect.isawaitable(produced):
@@ -506,7 +550,7 @@ def _produce(typed: TypedHandler, uids: UidRule) -> Any:
 
 
 def _produce_plain(typed: TypedHandler, uids: UidRule) -> Any:
-    def iter_batches(self: Any, loaded: Any, *, ctx: RunContext) -> Iterator[Batch]:
+    def iter_batches(self: Any, loaded: Any, *, ctx: Context) -> Iterator[Batch]:
         given, named = typed.given(loaded, ctx)
         for item in self.produce(*given, **named):
             yield typed.to_batch(item, uids, ctx)
@@ -515,7 +559,7 @@ def _produce_plain(typed: TypedHandler, uids: UidRule) -> Any:
 
 
 def _keep() -> Any:
-    async def process_batch(self: Any, batch: Batch, ctx: RunContext) -> BatchResult:
+    async def process_batch(self: Any, batch: Batch, ctx: Context) -> BatchResult:
         return BatchResult(success=True, metrics=batch.payload)
 
     return process_batch

@@ -108,13 +108,25 @@ class DistinctUids:
         self._handler = handler
         self._seen: set[bytes] = set()
 
-    def add(self, uid: str, batch: Batch) -> None:
-        """Remember the uid of a batch. Raise AttemptFailed, which is permanent, if an earlier batch has it."""
+    def add(self, uid: str) -> bool:
+        """Remember the uid of a batch. Return whether no earlier batch has it."""
         digest = hashlib.blake2b(uid.encode(errors="surrogatepass"), digest_size=16).digest()
         if digest in self._seen:
-            text = _explain_duplicate(type(self._handler).__name__, batch)
-            raise AttemptFailed(failure(reason_codes.DUPLICATE_UID, text, permanent=True))
+            return False
         self._seen.add(digest)
+        return True
+
+    def describe(self, batch: Batch, first: Any, ctx: RunContext) -> AttemptFailure:
+        """Return the failure, which is permanent, for a batch whose uid an earlier one has.
+
+        `first` is the `meta` of the earlier one; None if it is not stored.
+        """
+        types = self._handler.types
+        if types is not None and types.is_source:
+            text = types.describe_duplicate(first, batch, ctx)
+        else:
+            text = _explain_duplicate(type(self._handler).__name__, batch)
+        return failure(reason_codes.DUPLICATE_UID, text, permanent=True)
 
 
 def _explain_duplicate(handler: str, batch: Batch) -> str:
