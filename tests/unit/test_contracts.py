@@ -32,6 +32,7 @@ from tests.unit.graphs import PULL, RECHUNK, pulling
 from flowkit.activities import contracts
 from flowkit.activities.contracts import announce, check_contracts
 from flowkit.activities.json_schemas import ContractSchema
+from flowkit.activities.json_types import JsonType
 from flowkit.core.user_code import shorten_path
 from flowkit.graph.contracts import (
     Contract,
@@ -204,7 +205,9 @@ def test_only_missing_and_mistyped_required_fields_are_reported(
         (Lists, "items", list[Lists], []),
         (Lists, None, list[Page], ["'[].url' (string) is missing", "'[].text' (string) is missing"]),
         (list[Page], "value", list[Words], ["'[].words' (integer) is missing"]),
-        (list[Page], None, list[Words], []),
+        (list[Page], None, list[Words], ["'[].url' (string) is missing", "'[].words' (integer) is missing"]),
+        (list[Page], None, list[dict[str, Any]], []),
+        (int, "value", list[Valued], []),
         (Open, "pages", list[Words], []),
         (Page | Lists, "pages", list[Words], []),
     ],
@@ -325,20 +328,30 @@ def nested(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
 types = st.recursive(st.sampled_from(LEAVES), nested, max_leaves=5)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), st.one_of(types, models(types)), st.one_of(types, models(types)))
 def test_reported_output_is_always_refused(data: st.DataObject, output: Typed, input_type: Typed) -> None:
     if not mismatches(returned(output[0]), taken(input_type[0])):
         return
-    stored = TypeAdapter(output[0]).dump_python(data.draw(output[1]), mode="json", by_alias=True)
-    for delivered in _deliveries(stored):
+    meta = JsonType(output[0], "the output").to_meta(data.draw(output[1]))
+    with pytest.raises(ValidationError):
+        JsonType(input_type[0], "the input").from_meta(meta)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@given(st.data(), st.one_of(types, models(types)), types, st.sampled_from(["a", "b", "value", None]))
+def test_reported_chunk_is_always_refused(
+    data: st.DataObject, output: Typed, item: Typed, list_key: str | None
+) -> None:
+    edge = DataEdge(source="a", node="b", source_role="a", role="b", chunks=True, list_key=list_key)
+    kind = data.draw(st.sampled_from([item[0], GenericAlias(list, (item[0],))]))
+    if not edge_mismatches(edge, returned(output[0]), taken(kind)):
+        return
+    meta = JsonType(output[0], "the output").to_meta(data.draw(output[1]))
+    listed = meta.get(list_key or "")
+    for each in listed if isinstance(listed, list) else [meta]:
         with pytest.raises(ValidationError):
-            TypeAdapter(input_type[0]).validate_python(delivered)
-
-
-def _deliveries(stored: Any) -> list[Any]:
-    """Return what a handler may get: the stored object, or what FlowKit has wrapped in one."""
-    return [stored] if isinstance(stored, dict) else [{"value": stored}, stored]
+            JsonType(kind, "the input").from_json([each])
 
 
 # --- graphs -------------------------------------------------------------------------------------------------

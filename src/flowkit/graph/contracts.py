@@ -336,21 +336,23 @@ class _Comparison:
         chunk = {"type": "array", "items": items, "minItems": 1}
         return self._choose([chunk], self._taken.alternatives(self._input), self._forms)
 
-    def _items(self, list_key: str | None) -> object:
-        """Return the schema of the items of the list with this key in the stored output."""
-        forms = self._given.alternatives(self._output)
-        if len(forms) > 1 or _types(forms[0]) != ("object",):
-            forms = [_stored(forms[0])] if len(forms) == 1 and list_key == VALUE else [_ANY]
-        [form] = forms
-        fields = _checked(form.get("properties"), {})
-        if _types(form) != ("object",) or _is_open(form) and list_key not in fields:
+    def _items(self, list_key: str | None) -> Schema:
+        """Return the schema of the items of the list with this key in the stored output, or else of that output."""
+        stored = self._stored_form()
+        fields = _checked(stored.get("properties"), {})
+        if list_key not in fields:
+            return _ANY if _is_open(stored) else stored
+        [form, *others] = self._given.alternatives(fields[list_key])
+        if others or not _types(form) or ("array" in _types(form) and len(_types(form)) > 1):
             return _ANY
-        if list_key is None or list_key not in fields:
-            return self._output
-        lists = self._given.alternatives(fields[list_key])
-        if len(lists) > 1 or _types(lists[0]) in ((), ("null",)):
+        return form.get("items", _ANY) if _types(form) == ("array",) else stored
+
+    def _stored_form(self) -> Schema:
+        """Return the form of the stored output; any if it may have several."""
+        [form, *others] = self._given.alternatives(self._output)
+        if others or not _types(form) or ("object" in _types(form) and len(_types(form)) > 1):
             return _ANY
-        return lists[0].get("items", _ANY) if _types(lists[0]) == ("array",) else self._output
+        return form if _types(form) == ("object",) else _stored(form)
 
     def _batch(self, given: Schema, taken: Schema) -> list[Mismatch]:
         """Compare a form of the output with a form of the input. A typed handler unwraps the field `value`."""
