@@ -38,16 +38,19 @@ class RoleContracts:
     async def warnings(self, edges: tuple[DataEdge, ...]) -> list[str]:
         """Return a warning for each pair of roles that does not fit. A role without workers fits.
 
-        Raise StoreUnavailable.
+        A call during another one for the same edges, or within five seconds of a failed one, returns none. Raise
+        StoreUnavailable.
         """
         if not edges:
             return []
         until, found = self._found.get(edges, (0.0, []))
         if self._now() >= until:
+            _make_room(self._found)
+            until = self._now() + _KEPT_SEC
+            self._found[edges] = until, []
             contracts = await self._read(frozenset(role for edge in edges for role in edge.roles))
             found = [each.describe() for each in find_unfit(edges, contracts)]
-            _make_room(self._found)
-            self._found[edges] = self._now() + _KEPT_SEC, found
+            self._found[edges] = until, found
         return found
 
     async def _read(self, roles: frozenset[str]) -> Mapping[str, Sequence[Contract]]:

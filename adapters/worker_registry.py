@@ -227,12 +227,9 @@ class WorkerRegistry:
         """Return the contracts of up to 50 workers, by digest."""
         asked = {"worker_id": {"$in": sorted(worker_ids)}, "session": {"$gt": ""}}
         rows = self._workers.find(asked, {"_id": 0, "contracts": 1}).limit(_MOST_SCHEMA_ROWS)
-        found = [
-            AnnouncedContract(**{key: each[key] for key in ("input", "output", "digest", "is_source")})
-            async for row in rows
-            for each in row.get("contracts") or ()
-        ]
-        return {each.digest: each for each in found}
+        stored = [each async for row in rows for each in row.get("contracts") or ()]
+        found = [_contract(each) for each in stored]
+        return {each.digest: each for each in found if each is not None}
 
     @translate_errors
     async def find_stopped(self, worker_ids: Collection[str]) -> set[str]:
@@ -300,6 +297,19 @@ def _registered(row: dict[str, Any]) -> RegisteredWorker:
         last_seen=utc(last_seen) if isinstance(last_seen, datetime) else None,
         announce_interval_sec=interval if isinstance(interval, (int, float)) else _SILENT_SEC / 3,
     )
+
+
+def _contract(stored: object) -> AnnouncedContract | None:
+    """Return a stored contract; None for one that no process of this version has written."""
+    match stored:
+        case {
+            "input": str(taken),
+            "output": str(returned),
+            "digest": str(digest),
+            "is_source": bool(is_source),
+        }:
+            return AnnouncedContract(input=taken, output=returned, digest=digest, is_source=is_source)
+    return None
 
 
 def _shown_version(version: object) -> str:

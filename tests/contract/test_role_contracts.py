@@ -161,6 +161,13 @@ async def test_unreadable_schema_counts_as_none(db: Any, text: str) -> None:
     assert await RoleContracts(db, "q").warnings((EDGE,)) == []
 
 
+@pytest.mark.parametrize("stored", [3, {}, {"digest": "x"}, {"digest": "x", "input": 3, "output": ""}])
+async def test_unreadable_contract_counts_as_none(db: Any, stored: Any) -> None:
+    await register_unfit(db)
+    await db.worker_registry.update_one({"worker_id": "w-1"}, {"$set": {"contracts": [stored]}})
+    assert await RoleContracts(db, "q").warnings((EDGE,)) == []
+
+
 async def test_result_is_read_again_after_five_seconds_and_the_schemas_only_if_they_are_new() -> None:
     db, times = Finds(memory_database()), iter([0.0, 0.0, 4.9, 5.1, 5.1])
     await register_unfit(db._db)
@@ -239,7 +246,9 @@ async def test_submission_starts_without_the_registry(
 ) -> None:
     monkeypatch.setattr("flowkit.client._CONTRACTS_SEC", 0.05)
     db = NoRegistry(memory_database(), error)
-    assert await client_of(db).create_task(params={}, graph=GRAPH, task_id="t") == "t"
+    client = client_of(db)
+    for task_id in ("t-1", "t-2"):
+        assert await client.create_task(params={}, graph=GRAPH, task_id=task_id) == task_id
     assert db.reads == 1
 
 
