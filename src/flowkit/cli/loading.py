@@ -14,7 +14,14 @@ from flowkit import limits
 from flowkit.activities.handlers import RoleHandler, misspelled_hook, types_problem, unfit_hook
 from flowkit.cli.errors import add_remedy
 from flowkit.config import CoordinatorConfig, WorkerConfig
-from flowkit.core.user_code import contained, error_text, is_missing_variable, original, place_of
+from flowkit.core.user_code import (
+    contained,
+    error_text,
+    is_missing_variable,
+    original,
+    place_of,
+    shorten_path,
+)
 from flowkit.errors import ConfigError
 from flowkit.flow import Flow
 from flowkit.text import did_you_mean, one_line, truncate
@@ -265,12 +272,6 @@ def _suggest_correction(error: BaseException) -> str:
     if is_missing_variable(error):
         return "set this environment variable"
     return "correct the module; --verbose shows the traceback"
-
-
-def shorten_path(path: str) -> str:
-    """Return a path relative to the current folder, if it is in it."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def _explain_missing(name: str, error: ModuleNotFoundError) -> ConfigError:
