@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, BeforeValidator, SecretStr
 
 from flowkit import Flow, cel
 from flowkit.errors import ConfigError, GraphError, TaskFailed
@@ -386,6 +386,27 @@ def test_inputs_by_expression_are_checked_by_name_only() -> None:
     flow.node("c", Untyped).input(anything=[1, {"deep": cel("params.x")}])
     nodes = flow.to_dict()["nodes"]
     assert nodes[2]["io"]["input_inline"] == {"anything": [1, {"deep": {"$cel": "params.x"}}]}
+
+
+def test_results_fit_the_items_of_those_that_pull_them() -> None:
+    flow = Flow("f")
+    city: Any = flow.node("city", list_cities).input(count=1)
+    flow.node("score", score).pulls(city)
+    pulled = line() - 1
+    with pytest.raises(
+        GraphError, match=rf"test_flow\.py:{pulled}: node 'score' pulls from 'city', but the output"
+    ):
+        flow.to_dict()
+
+
+def test_an_input_that_code_converts_may_have_any_form() -> None:
+    @role("loader", key="name")
+    async def load(day: Annotated[int, BeforeValidator(int)]) -> AsyncIterator[City]:
+        yield City(name=str(day))
+
+    flow = Flow("f")
+    flow.node("a", load).input(day="31")
+    assert flow.to_dict()
 
 
 def other_node() -> Any:

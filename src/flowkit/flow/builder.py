@@ -328,11 +328,4 @@ class Flow(Generic[P]):
         """
         from flowkit.testing import run_graph
 
-        handlers = {**self.handlers, **{stub.role: stub for stub in stubs}}
-        return await run_graph(
-            self.to_dict(),
-            *handlers.values(),
-            params=self.dump_params(params),
-            functions={**self.functions, **(functions or {})},
-            db=db,
-        )
+        return await run_graph(self, *stubs, params=params, functions=functions, db=db)
