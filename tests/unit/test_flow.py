@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
-from pydantic import BaseModel, BeforeValidator, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
 
 from flowkit import Flow, cel
 from flowkit.errors import ConfigError, GraphError, TaskFailed
@@ -351,7 +351,7 @@ def test_the_items_of_a_map_have_the_type_of_the_list() -> None:
     node: Any = flow.node("a", Untyped)
     node.maps("params.cities", Page)
     assert refusal(flow) == [
-        "node 'a': map.over 'params.cities' has items of the type City, but maps names Page"
+        "node 'a': map.over 'params.cities' has items of the type City, but the node reads Page"
     ]
     node.maps("params.options", Options)
     assert refusal(flow) == ["node 'a': map.over 'params.options' is Options, not a list"]
@@ -362,6 +362,49 @@ def test_the_items_of_a_map_have_the_type_of_the_list() -> None:
         ("params.cities.filter(c, c.name != '')", Page),
     ):
         assert node.maps(over, kind) and flow.to_dict()
+
+
+def test_a_map_without_a_type_is_compared_with_the_handler() -> None:
+    flow = Flow("f", params=Params)
+    flow.node("a", fetch).maps("params.cities")
+    flow.node("b", fetch_many).maps("params.cities", batch_size=3)
+    assert flow.to_dict()
+    flow.node("c", score).maps("params.cities")
+    assert refusal(flow) == [
+        "node 'c': map.over 'params.cities' has items of the type City, but the node reads Page"
+    ]
+
+
+class Named(BaseModel):
+    model_config = ConfigDict(populate_by_name=True, extra="forbid")
+    city_name: str = Field(alias="cityName")
+    count: int = 1
+
+
+def test_params_with_aliases_have_their_names_in_json() -> None:
+    flow = Flow("f", params=Named)
+    flow.node("a", Untyped).when("params.cityName != ''")
+    assert flow.to_dict()
+    wanted = {"cityName": "Rome", "count": 1}
+    assert flow.dump_params({"city_name": "Rome"}) == flow.dump_params({"cityName": "Rome"}) == wanted
+
+
+class Publisher:
+    async def publish(self, task_id: str) -> None:
+        """Do nothing."""
+
+
+def test_a_method_is_one_function_however_often_it_is_read() -> None:
+    flow, publisher = Flow("f"), Publisher()
+    flow.function("a", publisher.publish)
+    flow.function("b", publisher.publish)
+    with pytest.raises(GraphError, match="another function of the flow has the name 'publish'"):
+        flow.function("c", publish, day="x")
+
+
+def test_keys_of_a_graph_are_no_keys_of_ones_own() -> None:
+    with pytest.raises(GraphError, match=r"test_flow\.py:\d+: extra has 'nodes'"):
+        Flow("f", extra={"nodes": []})
 
 
 INPUTS: list[tuple[Any, dict[str, Any], str]] = [

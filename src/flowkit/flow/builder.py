@@ -15,7 +15,7 @@ from flowkit.flow.checks import HERE, check_graph, find_secret, params_problem
 from flowkit.flow.handlers import Handlers
 from flowkit.flow.nodes import FlowNode, make_error
 from flowkit.flow.places import calling_line
-from flowkit.flow.reading import SETTINGS, read_extra, read_settings, read_specs
+from flowkit.flow.reading import KNOWN_KEYS, SETTINGS, read_extra, read_settings, read_specs
 from flowkit.flow.specs import NodeSpec, write_edges
 from flowkit.flow.values import present, to_json, to_seconds
 from flowkit.graph.params import PARAMS_SCHEMA
@@ -81,6 +81,8 @@ class Flow(Generic[P]):
         self._handlers = Handlers()
         self._functions: dict[str, Callable[..., Any]] = {}
         self._extra: dict[str, Any] = to_json(dict(extra or {}), "extra")
+        if known := KNOWN_KEYS & self._extra.keys():
+            raise make_error(self._place, f"extra has {min(known)!r}, which is no key of your own; remove it")
         self._settings = present(
             params_schema=None if params_schema is None else to_json(dict(params_schema), PARAMS_SCHEMA),
             on_node_failure=on_node_failure,
@@ -210,7 +212,7 @@ class Flow(Generic[P]):
             raise node._error(
                 f"the function is {kind_of(function)} without a name; pass a function that `def` defines, or its name"
             )
-        if self._functions.setdefault(name, function) is not function:
+        if self._functions.setdefault(name, function) != function:
             raise node._error(f"another function of the flow has the name {name!r}; rename one of them")
         return name
 
@@ -278,8 +280,14 @@ class Flow(Generic[P]):
             checked = self._adapter.validate_python(given)
         except ValidationError as error:
             raise GraphError([params_problem(each) for each in error.errors()]) from None
-        kept = to_json(dict(given), "params") if isinstance(given, dict) else {}
-        return {**kept, **self._adapter.dump_python(checked, mode="json", by_alias=True)}
+        dumped = self._adapter.dump_python(checked, mode="json", by_alias=True)
+        names = {*dumped, *getattr(self.params, "model_fields", ())}
+        kept = (
+            {key: value for key, value in given.items() if key not in names}
+            if isinstance(given, dict)
+            else {}
+        )
+        return {**to_json(kept, "params"), **dumped}
 
     # --- tasks ---------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import TypeAdapter
 
@@ -107,10 +107,20 @@ def _find_problems(
             yield from (
                 (node.node_id, path, f"{where}: {problem}") for problem in _access_problems(text, schemas)
             )
-        if node.map is not None and (problem := differing_items(params, node.map.over, given.mapped_type)):
-            yield node.node_id, MAP_OVER, problem
+        if node.map is not None:
+            items = given.mapped_type or _find_item_type(node, handlers.get(node.type))
+            if problem := differing_items(params, node.map.over, items):
+                yield node.node_id, MAP_OVER, problem
         if given.handler is not None:
             yield from _input_problems(node, handlers[node.type])
+
+
+def _find_item_type(node: Node, handler: RoleHandler[Any, Any] | None) -> Any:
+    """Return the type of the items that a handler reads, one by one or in lists; None if it is not known."""
+    kind = None if handler is None else handler.input_type
+    if node.map is None or node.map.batch_size == 1:
+        return kind
+    return next(iter(get_args(kind)), None)
 
 
 def _name_line(node: FlowNode[Any, Any], path: str, problem: str, flow: Place) -> str:

@@ -151,7 +151,7 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
     def maps(
         self: FlowNode[list[Item], Out_co],
         over: str | Cel,
-        items: type[Item],
+        items: type[Item] | None = None,
         *,
         batch_size: int,
         parallel: int | None = None,
@@ -161,18 +161,24 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
     def maps(
         self,
         over: str | Cel,
-        items: type[In_contra],
+        items: type[In_contra] | None = None,
         *,
         batch_size: Literal[1] = 1,
         parallel: int | None = None,
     ) -> Self: ...
 
     def maps(
-        self, over: str | Cel, items: Any, *, batch_size: int | None = None, parallel: int | None = None
+        self,
+        over: str | Cel,
+        items: Any = None,
+        *,
+        batch_size: int | None = None,
+        parallel: int | None = None,
     ) -> Any:
         """Process the items of the list that the expression `over` gives, such as `params.cities`.
 
-        `items` is the type of one item. With a `batch_size` above 1, the handler reads lists of items. `parallel` is
+        `items` is the type of one item, for type checkers. Without it, only the types of the handler and of the params
+        are compared. With a `batch_size` above 1, the handler reads lists of items. `parallel` is
         the largest number of shards that process the items together.
         """
         self.mapped_type = items

@@ -20,7 +20,8 @@ SETTINGS = (PARAMS_SCHEMA, "on_node_failure", "deadline_sec", "hold_sec", "versi
 """The keys of a graph beside its name and its nodes."""
 
 _EDGE_KEYS = ("from", "to", "mode", "when", ON_BATCH)
-_LISTS = ("nodes", "edges", "edges_ex")
+KNOWN_KEYS = frozenset([*SETTINGS, "name", "nodes", "edges", "edges_ex"])
+"""The keys of a graph that mean something to FlowKit."""
 
 
 def read_settings(graph: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,10 +31,9 @@ def read_settings(graph: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_extra(graph: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a valid graph that mean nothing to FlowKit, and a name that is no text."""
-    known = {*SETTINGS, *_LISTS}
-    if graph.get("name") is None or (isinstance(graph["name"], str) and graph["name"]):
-        known.add("name")
-    return {key: deepcopy(value) for key, value in graph.items() if key not in known}
+    name = graph.get("name")
+    own = KNOWN_KEYS if name is None or (isinstance(name, str) and name) else KNOWN_KEYS - {"name"}
+    return {key: deepcopy(value) for key, value in graph.items() if key not in own}
 
 
 def read_specs(graph: dict[str, Any]) -> list[NodeSpec]:
