@@ -119,9 +119,8 @@ class Flow(Generic[P]):
         given = to_json(dict(graph), "graph")
         validate_input(HERE, {"params": {}, "graph": given})
         name = given.get("name")
-        flow = cast("type[Flow[dict[str, Any]]]", cls)(
-            name if isinstance(name, str) else "", extra=read_extra(given)
-        )
+        flow = cast("type[Flow[dict[str, Any]]]", cls)(name if isinstance(name, str) else "")
+        flow._extra = read_extra(given)
         flow._settings = read_settings(given)
         specs = {spec.node_id: spec for spec in read_specs(given)}
         routers = find_routers(given)
