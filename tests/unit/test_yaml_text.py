@@ -90,6 +90,7 @@ REFUSED: dict[str, tuple[int, str]] = {
     "~: a": (0, "a key is null"),
     "? [a]\n: b": (2, "a key is an object or a list"),
     "a: &x [1, *x]": (10, "contains itself"),
+    "a: &x:y z": (3, "the name of an anchor has only letters"),
     "[?a]": (2, "put a text that begins with ? in quotes"),
     "a: *y": (3, "nothing before it has the anchor &y"),
     "b: &b {}\na: {<<: *b}": (13, "`<<` is no merge key in YAML 1.2"),

@@ -201,8 +201,16 @@ class _Composer:
     def _scalar(self, event: events.ScalarEvent) -> None:
         value = event.value if not event.implicit[0] and event.tag is None else self._resolve(event)
         if event.anchor is not None:
+            self._check_anchor(event)
             self._anchors[event.anchor] = (value, 1, 0)
         self._add(value, event, 1)
+
+    def _check_anchor(self, event: events.ScalarEvent) -> None:
+        """Raise YamlRefused for an anchor such as `&a:b`, of which libyaml takes only `&a` for the anchor."""
+        mark: Any = event.start_mark
+        end = self._text.index(f"&{event.anchor}", mark.index) + len(event.anchor) + 1
+        if self._text[end : end + 1].strip(" \t\r\n,]}"):
+            raise YamlRefused("the name of an anchor has only letters, digits, - and _; rename it", mark)
 
     def _start(self, event: events.CollectionStartEvent) -> None:
         is_object = type(event) is events.MappingStartEvent
