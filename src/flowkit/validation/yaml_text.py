@@ -208,7 +208,8 @@ class _Composer:
     def _check_anchor(self, event: events.ScalarEvent) -> None:
         """Raise YamlRefused for an anchor such as `&a:b`, of which libyaml takes only `&a` for the anchor."""
         mark: Any = event.start_mark
-        end = self._text.index(f"&{event.anchor}", mark.index) + len(event.anchor) + 1
+        name = f"&{event.anchor}"
+        end = self._text.index(name, mark.index) + len(name)
         if self._text[end : end + 1].strip(" \t\r\n,]}"):
             raise YamlRefused("the name of an anchor has only letters, digits, - and _; rename it", mark)
 
