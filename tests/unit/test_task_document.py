@@ -44,10 +44,12 @@ class Sent:
     def __init__(self) -> None:
         self.records: list[RecordTask] = []
         self.closes: list[CloseTask] = []
+        self.finished: set[int] = set()
 
-    async def record(self, record: RecordTask, of_nodes: int) -> None:
-        """Collect a write of nodes."""
+    async def record(self, record: RecordTask, of_nodes: int) -> list[int]:
+        """Collect a write of nodes, and find those in `finished`."""
         self.records.append(record)
+        return [node.index for node in record.nodes if node.index in self.finished]
 
     async def close(self, close: CloseTask, nodes: int, *, is_local: bool) -> bool:
         """Collect the close."""
@@ -186,6 +188,20 @@ async def test_each_record_is_later_than_the_one_before_also_if_the_clock_stands
         await document.flush()
     first, second, third = (each.at for each in sent.records)
     assert first < second < third == pytest.approx(first + 0.002)
+
+
+async def test_nodes_that_a_write_finds_finished_are_known_until_their_next_attempt(sent: Sent) -> None:
+    document, scheduler = ended(4, finished=1, status=NodeStatus.DEFERRED, epoch=2)
+    scheduler.states[1].first_epoch = 2  # no attempt since the reset
+    sent.finished = {2, 3}
+    document.write_attempted()
+    await document.flush()
+    assert [node.index for node in sent.records[0].nodes] == [2, 3]
+    assert document.finished() == [2, 3]
+    scheduler.states[2].epoch = 3
+    assert document.finished() == [3]
+    scheduler.end(3, NodeStatus.FINISHED)
+    assert document.finished() == []
 
 
 async def test_close_omits_early_actions_with_long_texts(sent: Sent) -> None:
