@@ -151,13 +151,16 @@ class TaskDocument:
     def finished(self) -> list[int]:
         """Return the open nodes that the writes have found finished, and that have started no attempt since.
 
-        The worker of an attempt was lost before it could report the end.
+        The worker of an attempt was lost before it could report the end. Of a node that starts again, the document may
+        still show the earlier end.
         """
         states = self._scheduler.states
         return [
             index
             for index, epoch in self._finished.items()
-            if not states[index].status.ended and states[index].epoch == epoch
+            if states[index].epoch == epoch > states[index].first_epoch
+            and not states[index].status.ended
+            and not states[index].kept
         ]
 
     def write_throttling(self) -> None:
