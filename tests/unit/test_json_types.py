@@ -123,16 +123,8 @@ READ_AS_OBJECTS = (
     Decimal,
 )
 READ_AS_OBJECTS: tuple[Any, ...] = (
-    *OWN_TYPES,
-    date,
-    datetime,
-    time,
-    UUID,
-    dict[int, float],
-    set[int],
-    frozenset[str],
-    list[Any],
-    Literal["a", 1],
+    *(Page, Value, Cat, Point, Row, Tree, Numbers, Page | None, Fields, int, float, bool, str, Decimal),
+    *(date, datetime, time, UUID, dict[int, float], set[int], frozenset[str], list[Any], Literal["a", 1]),
 )
 READ_AS_TEXT: tuple[Any, ...] = (Coded, Wide, bytes, timedelta, date | str, tuple[int, str], SecretStr)
 
