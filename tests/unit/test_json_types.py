@@ -106,22 +106,6 @@ class Fields(BaseModel):
     type: str = ""
 
 
-READ_AS_OBJECTS = (
-    Page,
-    Value,
-    Cat,
-    Point,
-    Row,
-    Tree,
-    Numbers,
-    Page | None,
-    Fields,
-    int,
-    float,
-    bool,
-    str,
-    Decimal,
-)
 READ_AS_OBJECTS: tuple[Any, ...] = (
     *(Page, Value, Cat, Point, Row, Tree, Numbers, Page | None, Fields, int, float, bool, str, Decimal),
     *(date, datetime, time, UUID, dict[int, float], set[int], frozenset[str], list[Any], Literal["a", 1]),
