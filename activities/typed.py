@@ -236,7 +236,7 @@ class TypedHandler:
             meta = self.output.to_meta(item)
         except ValueError as error:
             raise self._mismatch("an item", item, error, ctx) from None
-        return Batch(batch_uid=uids.uid_of(item), payload=meta)
+        return Batch(batch_uid=uids.uid_of(item, ctx.without_values), payload=meta)
 
     # -- parameters
 

@@ -202,6 +202,10 @@ def test_long_values_are_cut_and_many_problems_counted() -> None:
     assert describe(list[int], ["x"] * 4).endswith("; and 1 more problem")
 
 
+def test_very_many_problems_are_only_counted() -> None:
+    assert describe(list[int], ["x"] * 10_001) == "10,001 values do not fit"
+
+
 def test_value_is_hidden_before_it_is_cut() -> None:
     secret = "s3cret " * 30
     assert "s3cret" not in describe(list[int], [secret], secret=secret)
