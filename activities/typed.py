@@ -298,7 +298,7 @@ _OWN = frozenset({"input_ref", "input_inline"})
 
 def read_params(kind: Any, ctx: HookContext) -> Any:
     """Return the params of the task as a type. Raise BatchFailure, which is permanent, if they do not validate."""
-    wanted = JsonType(kind, "ctx.params_as")
+    wanted = _json_type(kind, "ctx.params_as")
     try:
         return wanted.from_json(ctx.params)
     except ValueError as error:
@@ -311,8 +311,12 @@ def final_metrics(given: Any) -> dict[str, Any] | None:
     is_record = isinstance(given, (BaseModel, Mapping)) or hasattr(type(given), "__dataclass_fields__")
     if not is_record:
         return None
-    kind = Any if isinstance(given, Mapping) else type(given)
-    return dict(given) if isinstance(given, Mapping) else JsonType(kind, "finalize").to_meta(given)
+    return dict(given) if isinstance(given, Mapping) else _json_type(type(given), "finalize").to_meta(given)
+
+
+@functools.lru_cache
+def _json_type(kind: Any, owner: str) -> JsonType:
+    return JsonType(kind, owner)
 
 
 def _bad_input(text: str) -> BatchFailure:
