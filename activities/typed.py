@@ -311,7 +311,8 @@ def final_metrics(given: Any) -> dict[str, Any] | None:
     is_record = isinstance(given, (BaseModel, Mapping)) or hasattr(type(given), "__dataclass_fields__")
     if not is_record:
         return None
-    return dict(given) if isinstance(given, Mapping) else _json_type(type(given), "finalize").to_meta(given)
+    kind: Any = type(given)
+    return dict(given) if isinstance(given, Mapping) else _json_type(kind, "finalize").to_meta(given)
 
 
 @functools.lru_cache
