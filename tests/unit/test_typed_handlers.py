@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from flowkit.testing import GraphRun
 
 PULLS = {"input_adapter": "pull.from_artifacts"}
-NEVER_AGAIN = {"retry_policy": {"max": 0}}
-SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
+NEVER_AGAIN: dict[str, Any] = {"retry_policy": {"max": 0}}
+SOON: dict[str, Any] = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 
 
 class Page(BaseModel):
@@ -135,6 +135,35 @@ async def test_results_that_are_no_objects_are_stored_as_value_and_read_again() 
 async def test_node_that_neither_pulls_nor_maps_processes_its_inline_input() -> None:
     single = node("count", "count", inline={"url": "a", "text": "x y", "input_adapter": "noop"})
     assert (await finished([Count()], single)).nodes["count"].batches == [{"url": "a", "words": 2}]
+
+
+async def test_remediator_may_name_the_failures_that_started_it_as_a_field() -> None:
+    class Failed(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        failed_nodes: list[dict[str, Any]]
+        text: str = "default"
+
+    @role("rescue")
+    async def rescue(given: Failed) -> list[str]:
+        return [each["node_id"] for each in given.failed_nodes]
+
+    @role("plain")
+    async def plain(page: Page) -> Page:
+        return page
+
+    @role("breaks")
+    async def breaks(page: Page) -> Page:
+        raise ValueError
+
+    routing = {"routing": {"on_failure": ["rescue", "plain"]}}
+    nodes = [
+        node("breaks", "breaks", inline={"url": "a"}, **routing),
+        node("rescue", "rescue", "breaks"),
+        node("plain", "plain", "breaks", inline={"url": "b"}),
+    ]
+    run = await run_graph({"nodes": nodes}, rescue, breaks, plain)
+    assert run.nodes["rescue"].batches == [{"value": ["breaks"]}]
+    assert run.nodes["plain"].batches == [{"url": "b", "text": ""}]
 
 
 async def test_map_passes_each_item_or_a_list_of_them() -> None:
@@ -699,7 +728,8 @@ async def test_try_produce_returns_the_items_of_a_source() -> None:
     with pytest.raises(BatchFailure, match="yields two items with the same key url"):
         await twice.try_produce({"url": "a"})
     with pytest.raises(ConfigError, match="crawl is a source, which receives no item: use try_produce"):
-        await RoleHandler.try_on(crawl, 3)
+        source: Any = crawl
+        await source.try_on(3)
     with pytest.raises(ConfigError, match="Count is not a source: use try_on"):
         await Count().try_produce()
 
