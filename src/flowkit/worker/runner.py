@@ -136,7 +136,7 @@ class Worker:
                 version_problem(handler),
             )
             if self.cfg.executor == "process" and needs_loop(handler):
-                hook = "process_batch" if handler.types is None else "process"
+                hook = "process_batch" if handler._flowkit_types is None else "process"
                 raise ConfigError(
                     f"executor='process' needs a plain `def {hook}`; that of role {role!r} is async"
                 )
@@ -321,7 +321,9 @@ class Worker:
 
 def needs_loop(handler: RoleHandler) -> bool:
     """Return whether the batches of a handler cannot be processed in a process. Those of a typed source need none."""
-    return inspect.iscoroutinefunction(handler.process_batch) and not handler.is_source
+    types = handler._flowkit_types
+    is_source = types is not None and types.is_source
+    return inspect.iscoroutinefunction(handler.process_batch) and not is_source
 
 
 def inline_roles(handlers: Mapping[str, RoleHandler]) -> tuple[str, ...]:
