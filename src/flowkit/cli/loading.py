@@ -58,7 +58,9 @@ def _load_settings(path: str | None, load: Callable[[], C]) -> C:
 def check_file(path: str) -> None:
     """Raise ConfigError if the file of `--config` does not exist."""
     if not Path(path).is_file():
-        raise add_remedy(ConfigError(f"there is no file {path!r}"), "pass an existing JSON file to --config")
+        raise add_remedy(
+            ConfigError(f"there is no file {path!r}"), "pass an existing JSON or YAML file to --config"
+        )
 
 
 def load_handlers(names: list[str]) -> dict[str, RoleHandler]:

@@ -28,7 +28,9 @@ from flowkit.core.loops import run
 def engine(
     *,
     where: Where,
-    config: Annotated[str | None, typer.Option(help="JSON file with CoordinatorConfig settings.")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="JSON or YAML file with CoordinatorConfig settings.")
+    ] = None,
     page_url: Annotated[
         str | None,
         typer.Option(
@@ -69,7 +71,9 @@ def bridge(
         str | None,
         typer.Option(help="Addresses of Kafka, as host:port, separated by commas (KAFKA_BOOTSTRAP_SERVERS)."),
     ] = None,
-    config: Annotated[str | None, typer.Option(help="JSON file with CoordinatorConfig settings.")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="JSON or YAML file with CoordinatorConfig settings.")
+    ] = None,
     *,
     where: Where,
     reports: HealthOptions,
@@ -107,7 +111,7 @@ def worker(
         typer.Option(min=1, help="Concurrent attempts for each role, in each process.  [default: 1]"),
     ] = None,
     processes: Processes = 1,
-    config: Annotated[str | None, typer.Option(help="JSON file with WorkerConfig settings.")] = None,
+    config: Annotated[str | None, typer.Option(help="JSON or YAML file with WorkerConfig settings.")] = None,
     *,
     where: Where,
     reports: HealthOptions,

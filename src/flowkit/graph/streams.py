@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.graph.input_adapters import PULL
 from flowkit.models import ENGINE_TYPES, StartWhen
-from flowkit.text import count_of, did_you_mean, names, printed
+from flowkit.text import EXCERPT, count_of, did_you_mean, names, printed
 from flowkit.validation.values import is_whole
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def unread_warnings(nodes: Sequence[Node]) -> Iterator[str]:
         "batches, add the two "
         'lines below to its io.input_inline, or "input_adapter": "noop" if it needs none of their data'
     )
-    yield "\n  | ".join([text, f"{lines[0]},", lines[1]])
+    yield EXCERPT.join([text, f"{lines[0]},", lines[1]])
 
 
 def _names_no_input(node: Node, roles: Collection[str]) -> bool:

@@ -23,6 +23,7 @@ from flowkit.pictures.text import COLUMNS, to_text
 from flowkit.reading.graphs import view_graph, view_nodes
 from flowkit.text import one_line, shown_path
 from flowkit.validation import arguments
+from flowkit.validation.documents import VALUE_SUFFIXES
 
 if TYPE_CHECKING:
     from flowkit.pictures.model import Picture
@@ -35,7 +36,8 @@ def graph(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="TASK|GRAPH", help="Id of a task, or JSON file with a graph as for `run`; - reads stdin."
+            metavar="TASK|GRAPH",
+            help="Id of a task, or JSON or YAML file with a graph as for `run`; - reads stdin.",
         ),
     ],
     form: Annotated[
@@ -110,8 +112,8 @@ def _check_target(target: Path, source: str) -> None:
 
 
 def _is_task(source: str) -> bool:
-    """Return whether an argument is the id of a task: it is no file, and no name of a JSON file."""
-    return source != "-" and not source.endswith(".json") and not os.path.isfile(source)
+    """Return whether an argument is the id of a task: it is no file, and no name of a JSON or YAML file."""
+    return source != "-" and not source.lower().endswith(VALUE_SUFFIXES) and not os.path.isfile(source)
 
 
 def _read_file(path: str) -> Picture:
@@ -132,7 +134,7 @@ async def _read_task(task_id: str, where: Where) -> Picture:
             if pending := await both.tasks.find_pending(task_id):
                 problem = ConfigError(f"task {task_id!r} has not started: {pending.text}")
                 raise add_remedy(problem, "draw it once it runs, or draw its file") from None
-            remedy = "run `flowkit list` to see the existing tasks, or give the path of a JSON file"
+            remedy = "run `flowkit list` to see the existing tasks, or give the path of a JSON or YAML file"
             raise add_remedy(error, remedy) from None
         view = await reader.view()
         document = await both.catalog.document(task_id)

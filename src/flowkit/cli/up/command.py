@@ -57,7 +57,7 @@ def up(
         typer.Option(min=1, help="Concurrent attempts for each role, in each worker.  [default: 1]"),
     ] = None,
     config: Annotated[
-        str | None, typer.Option(help="JSON file with CoordinatorConfig and WorkerConfig settings.")
+        str | None, typer.Option(help="JSON or YAML file with CoordinatorConfig and WorkerConfig settings.")
     ] = None,
     reload: Annotated[
         bool,

@@ -88,7 +88,7 @@ class UpOptions:
     queue: str = DEFAULT_QUEUE
     database: str = DEFAULT_DATABASE
     config: str | None = None
-    """JSON file with settings of engines and workers."""
+    """JSON or YAML file with settings of engines and workers."""
     reload: bool = False
     products: tuple[str, ...] = ()
     """The products of which to start a process."""
