@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Context(Protocol):
+class HookContext(Protocol):
     """What typed handlers need of a RunContext, and of the one in a separate process."""
 
     node_id: str
@@ -100,7 +100,7 @@ class TypedHandler:
 
     # -- a batch
 
-    def read(self, batch: Batch, ctx: Context) -> tuple[Any, dict[str, Any]]:
+    def read(self, batch: Batch, ctx: HookContext) -> tuple[Any, dict[str, Any]]:
         """Return the item of a batch and the named arguments. Raise BatchFailure if one does not validate."""
         value, origin = self._find_item(batch, ctx)
         try:
@@ -111,7 +111,7 @@ class TypedHandler:
             raise _bad_input(text + self._hint(origin, value, ctx)) from None
         return item, self.arguments(ctx, takes_all=not origin.is_inline)
 
-    def _find_item(self, batch: Batch, ctx: Context) -> tuple[Any, _Origin]:
+    def _find_item(self, batch: Batch, ctx: HookContext) -> tuple[Any, _Origin]:
         payload = batch.payload
         keys = payload.keys()
         if keys == _PULLED:
@@ -138,7 +138,7 @@ class TypedHandler:
         found = expanded(schema, schema.get("$defs") or {}) if schema else ()
         return frozenset(name for each in found for name in each.get("properties") or {})
 
-    def _hint(self, origin: _Origin, value: Any, ctx: Context) -> str:
+    def _hint(self, origin: _Origin, value: Any, ctx: HookContext) -> str:
         if origin.is_list and not self.input.is_list:
             return f"; with {origin.is_list}, a batch is a list, so the type of the item must be list[…]"
         if origin.is_inline:
@@ -148,7 +148,7 @@ class TypedHandler:
             )
         return ""
 
-    def result(self, given: Any, batch: Batch, ctx: Context) -> BatchResult:
+    def result(self, given: Any, batch: Batch, ctx: HookContext) -> BatchResult:
         """Return what FlowKit stores for the result of `process`. Raise BatchFailure if it does not fit its type."""
         if isinstance(given, BatchResult):
             return given
@@ -157,11 +157,11 @@ class TypedHandler:
         except ValueError as error:
             raise self._mismatch(_describe(batch, ctx), given, error, ctx) from None
 
-    async def finish(self, waiting: Awaitable[Any], batch: Batch, ctx: Context) -> BatchResult:
+    async def finish(self, waiting: Awaitable[Any], batch: Batch, ctx: HookContext) -> BatchResult:
         """Return the `result` for what a plain function has returned to be awaited."""
         return self.result(await waiting, batch, ctx)
 
-    def _mismatch(self, place: str, given: Any, error: ValueError, ctx: Context) -> BatchFailure:
+    def _mismatch(self, place: str, given: Any, error: ValueError, ctx: HookContext) -> BatchFailure:
         problems = self.output.problems(error, ctx.without_values)
         forgot = "; does the function return its result?" if given is None else ""
         return BatchFailure(
@@ -169,7 +169,7 @@ class TypedHandler:
             reason_code=reason_codes.SCHEMA_MISMATCH,
         )
 
-    def read_result(self, partial: Mapping[str, Any], ctx: Context) -> Any:
+    def read_result(self, partial: Mapping[str, Any], ctx: HookContext) -> Any:
         """Return the result that a stored batch of the node holds. Raise BatchFailure if it does not validate."""
         try:
             return self.output.from_meta(partial.get("meta") or {})
@@ -194,7 +194,7 @@ class TypedHandler:
         """Return the `input_inline` for what `produce` receives, as an object or as its JSON."""
         return given if isinstance(given, Mapping) else self.input.to_meta(given)
 
-    def describe_duplicate(self, first: Any, second: Batch, ctx: Context) -> str:
+    def describe_duplicate(self, first: Any, second: Batch, ctx: HookContext) -> str:
         """Return the error about two items with one uid. `first` is the `meta` of the first one; None if unknown."""
         key = self.uids.name if self.uids is not None else "uid"
         shown = [
@@ -206,7 +206,7 @@ class TypedHandler:
             "tuple of fields, or do not yield the item twice"
         )
 
-    def given(self, loaded: Any, ctx: Context) -> tuple[list[Any], dict[str, Any]]:
+    def given(self, loaded: Any, ctx: HookContext) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of `produce` for what `load_input` has returned. Raise BatchFailure if one is wrong."""
         if self._is_by_name:
             return [], self.arguments(ctx, takes_all=True)
@@ -222,7 +222,7 @@ class TypedHandler:
             ) from None
         return [item], self.arguments(ctx, takes_all=False)
 
-    def to_batch(self, item: Any, uids: UidRule, ctx: Context) -> Batch:
+    def to_batch(self, item: Any, uids: UidRule, ctx: HookContext) -> Batch:
         """Return the batch for an item of a source. Raise BatchFailure if it does not validate, or has no uid."""
         try:
             meta = self.output.to_meta(item)
@@ -232,7 +232,7 @@ class TypedHandler:
 
     # -- parameters
 
-    def arguments(self, ctx: Context, *, takes_all: bool) -> dict[str, Any]:
+    def arguments(self, ctx: HookContext, *, takes_all: bool) -> dict[str, Any]:
         """Return the arguments that the function receives by name: the context, and those of `io.input_inline`.
 
         With `takes_all`, every key of `io.input_inline` must be a parameter.
@@ -254,7 +254,7 @@ class TypedHandler:
             )
         return given | self._parameters(ctx, inline)
 
-    def _parameters(self, ctx: Context, inline: Mapping[str, Any]) -> dict[str, Any]:
+    def _parameters(self, ctx: HookContext, inline: Mapping[str, Any]) -> dict[str, Any]:
         hook, parameters = self.hook, self.hook.parameters
         if parameters is None:
             return {}
@@ -293,7 +293,7 @@ def own_fields(inline: Any) -> dict[str, Any]:
     return {name: each for name, each in (inline or {}).items() if name not in RESERVED}
 
 
-def read_params(kind: Any, ctx: Context) -> Any:
+def read_params(kind: Any, ctx: HookContext) -> Any:
     """Return the params of the task as a type. Raise BatchFailure, which is permanent, if they do not validate."""
     wanted = JsonType(kind, "ctx.params_as")
     try:
@@ -316,7 +316,7 @@ def _bad_input(text: str) -> BatchFailure:
     return BatchFailure(text, reason_code=reason_codes.BAD_INPUT, permanent=True)
 
 
-def _describe(batch: Batch, ctx: Context) -> str:
+def _describe(batch: Batch, ctx: HookContext) -> str:
     uid = "" if batch.batch_uid is None else f" {printed(batch.batch_uid)}"
     return f"batch{uid} of node {ctx.node_id!r}"
 
@@ -522,7 +522,7 @@ def _add_hook(cls: Any, name: str, function: Any, owner: str, wrapped: Any = Non
 
 
 def _process(typed: TypedHandler) -> Any:
-    async def process_batch(self: Any, batch: Batch, ctx: Context) -> BatchResult:
+    async def process_batch(self: Any, batch: Batch, ctx: HookContext) -> BatchResult:
         item, given = typed.read(batch, ctx)
         return typed.result(await self.process(item, **given), batch, ctx)
 
@@ -530,7 +530,7 @@ def _process(typed: TypedHandler) -> Any:
 
 
 def _process_plain(typed: TypedHandler) -> Any:
-    def process_batch(self: Any, batch: Batch, ctx: Context) -> Any:
+    def process_batch(self: Any, batch: Batch, ctx: HookContext) -> Any:
         item, given = typed.read(batch, ctx)
         result = self.process(item, **given)
         return (
@@ -543,7 +543,7 @@ def _process_plain(typed: TypedHandler) -> Any:
 
 
 def _produce(typed: TypedHandler, uids: UidRule) -> Any:
-    async def iter_batches(self: Any, loaded: Any, *, ctx: Context) -> AsyncIterator[Batch]:
+    async def iter_batches(self: Any, loaded: Any, *, ctx: HookContext) -> AsyncIterator[Batch]:
         given, named = typed.given(loaded, ctx)
         produced = self.produce(*given, **named)
         if inspect.isawaitable(produced):
@@ -558,7 +558,7 @@ def _produce(typed: TypedHandler, uids: UidRule) -> Any:
 
 
 def _produce_plain(typed: TypedHandler, uids: UidRule) -> Any:
-    def iter_batches(self: Any, loaded: Any, *, ctx: Context) -> Iterator[Batch]:
+    def iter_batches(self: Any, loaded: Any, *, ctx: HookContext) -> Iterator[Batch]:
         given, named = typed.given(loaded, ctx)
         for item in self.produce(*given, **named):
             yield typed.to_batch(item, uids, ctx)
@@ -567,7 +567,7 @@ def _produce_plain(typed: TypedHandler, uids: UidRule) -> Any:
 
 
 def _keep() -> Any:
-    async def process_batch(self: Any, batch: Batch, ctx: Context) -> BatchResult:
+    async def process_batch(self: Any, batch: Batch, ctx: HookContext) -> BatchResult:
         return BatchResult(success=True, metrics=batch.payload)
 
     return process_batch

@@ -14,6 +14,7 @@ from flowkit.activities.handlers import misspelled_hook, types_problem, unfit_ho
 from flowkit.cli.loading import load_handlers
 from flowkit.errors import ConfigError
 from flowkit.testing import memory_database
+from flowkit.testing.context import handler_context
 from flowkit.worker import Batch, BatchResult, FunctionRole, RoleHandler, RunContext, SourceRole, Worker, role
 
 if TYPE_CHECKING:
@@ -124,9 +125,11 @@ def result_of_another_type() -> Any:
 
 
 def function_without_item() -> Any:
-    @role("now")
     async def now(*, lang: str) -> Words:
         return Words(words=1)
+
+    decorate: Any = role("now")
+    decorate(now)
 
 
 def context_before_the_item() -> Any:
@@ -150,9 +153,11 @@ def type_that_pydantic_cannot_validate() -> Any:
 
 
 def parameters_by_star() -> Any:
-    @role("now")
     async def now(page: Page, **more: int) -> Words:
         return Words(words=1)
+
+    decorate: Any = role("now")
+    decorate(now)
 
 
 def reserved_parameter() -> Any:
@@ -299,10 +304,10 @@ def test_types_that_are_texts_are_resolved() -> None:
 
 async def test_function_of_a_role_is_called_as_before() -> None:
     assert isinstance(length, FunctionRole) and isinstance(crawl, SourceRole)
-    assert await length(Page(url="abc"), None, lang="de", least=3) == Words(words=3)
+    assert await length(Page(url="abc"), handler_context(), lang="de", least=3) == Words(words=3)
     assert [page.url async for page in crawl("x")] == ["x"]
     assert (length.role, length.handler_version, crawl.inline) == ("length", "7", True)
-    assert (length.__doc__, length.__name__) == ("Return the length.", "length")
+    assert (length.__doc__, vars(length)["__name__"]) == ("Return the length.", "length")
 
 
 def test_function_is_loaded_and_pickled_by_its_name() -> None:
@@ -318,7 +323,12 @@ def test_function_is_loaded_and_pickled_by_its_name() -> None:
 
 def test_version_of_a_function_covers_its_module_only(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    monkeypatch.setattr("flowkit.activities.handlers._read_source", lambda module: read.append(module) or b"")
+
+    def read_source(module: str) -> bytes:
+        read.append(module)
+        return b""
+
+    monkeypatch.setattr("flowkit.activities.handlers._read_source", read_source)
     assert version_of(crawl)
     assert version_of(length) == "7"
     assert read == [__name__]

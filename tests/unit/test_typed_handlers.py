@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from flowkit.testing import GraphRun
 
 PULLS = {"input_adapter": "pull.from_artifacts"}
-NEVER_AGAIN = {"retry_policy": {"max": 0}}
-SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
+NEVER_AGAIN: dict[str, Any] = {"retry_policy": {"max": 0}}
+SOON: dict[str, Any] = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 
 
 class Page(BaseModel):
@@ -699,7 +699,8 @@ async def test_try_produce_returns_the_items_of_a_source() -> None:
     with pytest.raises(BatchFailure, match="yields two items with the same key url"):
         await twice.try_produce({"url": "a"})
     with pytest.raises(ConfigError, match="crawl is a source, which receives no item: use try_produce"):
-        await RoleHandler.try_on(crawl, 3)
+        source: Any = crawl
+        await source.try_on(3)
     with pytest.raises(ConfigError, match="Count is not a source: use try_on"):
         await Count().try_produce()
 
