@@ -121,7 +121,7 @@ class TypedHandler:
         if keys == _MAPPED:
             return self._find_mapped(batch)
         if keys == _OWN:
-            inline = own_fields(payload["input_inline"])
+            inline = self._own_fields(payload["input_inline"])
             names = self.hook.names - self._fields
             return {name: each for name, each in inline.items() if name not in names}, _OWN_INPUT
         return payload, _Origin("")
@@ -137,6 +137,14 @@ class TypedHandler:
         schema = self.input.schema("validation")
         found = expanded(schema, schema.get("$defs") or {}) if schema else ()
         return frozenset(name for each in found for name in each.get("properties") or {})
+
+    def _own_fields(self, inline: Any) -> dict[str, Any]:
+        """Return an `io.input_inline` without the keys of FlowKit, unless the item has a field with the name of one."""
+        return {
+            name: each
+            for name, each in (inline or {}).items()
+            if name not in RESERVED or name in self._fields
+        }
 
     def _hint(self, origin: _Origin, value: Any, ctx: HookContext) -> str:
         if origin.is_list and not self.input.is_list:
@@ -211,7 +219,7 @@ class TypedHandler:
         if self._is_by_name:
             return [], self.arguments(ctx, takes_all=True)
         is_default = isinstance(loaded, dict) and loaded.keys() == _OWN
-        value = own_fields(loaded["input_inline"]) if is_default else loaded
+        value = self._own_fields(loaded["input_inline"]) if is_default else loaded
         try:
             item = self.input.from_json(value)
         except ValueError as error:
@@ -241,7 +249,7 @@ class TypedHandler:
         given: dict[str, Any] = {} if hook.context is None else {hook.context: ctx}
         if hook.parameters is None and not (takes_all and self.is_source):
             return given
-        inline = own_fields(ctx.input_inline)
+        inline = {name: each for name, each in (ctx.input_inline or {}).items() if name not in RESERVED}
         if takes_all and (unknown := sorted(inline.keys() - hook.names)):
             known = (
                 f"its parameters are {', '.join(sorted(hook.names))}"
@@ -286,11 +294,6 @@ _PULLED = frozenset({"from_node", "ref", "meta"})
 _CHUNK = frozenset({"from_node", "items", "parent"})
 _MAPPED = frozenset({"items", "first"})
 _OWN = frozenset({"input_ref", "input_inline"})
-
-
-def own_fields(inline: Any) -> dict[str, Any]:
-    """Return the part of an `io.input_inline` that is for the handler."""
-    return {name: each for name, each in (inline or {}).items() if name not in RESERVED}
 
 
 def read_params(kind: Any, ctx: HookContext) -> Any:
@@ -431,8 +434,10 @@ def _bound_key(cls: Any, key: Any) -> Any:
     """Return a key that is a function of the item, also if the class defines it as a method."""
     if isinstance(key, (staticmethod, classmethod)):
         return key.__get__(None, cls)
-    if inspect.isfunction(key) and len(inspect.signature(key).parameters) > 1:
-        return functools.partial(key, cls)
+    if inspect.isfunction(key):
+        given = inspect.signature(key).parameters.values()
+        if len([each for each in given if each.default is inspect.Parameter.empty]) > 1:
+            return functools.partial(key, cls)
     return key
 
 

@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from typing_extensions import TypedDict
 
 from flowkit.activities.json_types import JsonType, type_name
+from flowkit.validation.json_keys import EqualKeys
 
 
 class Page(BaseModel):
@@ -150,6 +151,17 @@ def test_any_is_stored_by_its_value_and_read_as_it_is_stored() -> None:
     assert found.to_meta(Page(url="a")) == {"url": "a", "tags": []}
     assert found.to_meta(3) == {"value": 3}
     assert found.from_meta({"value": 3}) == {"value": 3}
+
+
+def test_keys_that_become_one_are_refused() -> None:
+    class Counts(BaseModel):
+        counts: dict[Any, int]
+
+    for kind, value in ((Counts, Counts(counts={1: 1, "1": 2})), (Any, {"a": {1: 1, "1": 2}})):
+        with pytest.raises(EqualKeys) as refused:
+            JsonType(kind, "test").to_meta(value)
+        assert "'1'" in JsonType(kind, "test").problems(refused.value, str)
+    assert JsonType(Counts, "test").to_meta(Counts(counts={1: 1, "2": 2})) == {"counts": {"1": 1, "2": 2}}
 
 
 def test_subclass_is_stored_with_the_fields_of_the_type_only() -> None:

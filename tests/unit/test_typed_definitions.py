@@ -289,6 +289,29 @@ async def test_class_that_only_names_its_types_keeps_its_hooks_for_batches() -> 
     assert (await finished([Old()], node("old", "old"))).nodes["old"].batches == [{"words": 5}]
 
 
+def test_type_of_the_result_may_be_omitted() -> None:
+    class Look(RoleHandler[Page]):
+        role = "look"
+
+        async def process(self, item: Page, ctx: RunContext) -> Any:
+            return item
+
+    assert (Look().input_type, Look().output_type, Look().output_schema()) == (Page, Any, None)
+
+
+def test_key_may_be_a_method() -> None:
+    class Source(RoleHandler[Page, Page]):
+        role = "source"
+
+        def key(self, page: Page) -> str:
+            return page.url
+
+        async def produce(self, given: Page, ctx: RunContext) -> AsyncIterator[Page]:
+            yield given
+
+    assert Source().is_source
+
+
 def test_types_that_are_texts_are_resolved() -> None:
     class Count(RoleHandler["Page", "Words"]):
         role = "count"

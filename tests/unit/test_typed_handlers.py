@@ -137,6 +137,35 @@ async def test_node_that_neither_pulls_nor_maps_processes_its_inline_input() -> 
     assert (await finished([Count()], single)).nodes["count"].batches == [{"url": "a", "words": 2}]
 
 
+async def test_remediator_may_name_the_failures_that_started_it_as_a_field() -> None:
+    class Failed(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        failed_nodes: list[dict[str, Any]]
+        text: str = "default"
+
+    @role("rescue")
+    async def rescue(given: Failed) -> list[str]:
+        return [each["node_id"] for each in given.failed_nodes]
+
+    @role("plain")
+    async def plain(page: Page) -> Page:
+        return page
+
+    @role("breaks")
+    async def breaks(page: Page) -> Page:
+        raise ValueError
+
+    routing = {"routing": {"on_failure": ["rescue", "plain"]}}
+    nodes = [
+        node("breaks", "breaks", inline={"url": "a"}, **routing),
+        node("rescue", "rescue", "breaks"),
+        node("plain", "plain", "breaks", inline={"url": "b"}),
+    ]
+    run = await run_graph({"nodes": nodes}, rescue, breaks, plain)
+    assert run.nodes["rescue"].batches == [{"value": ["breaks"]}]
+    assert run.nodes["plain"].batches == [{"url": "b", "text": ""}]
+
+
 async def test_map_passes_each_item_or_a_list_of_them() -> None:
     @role("one")
     async def one(numbers: list[int]) -> int:
