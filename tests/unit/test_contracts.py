@@ -304,10 +304,8 @@ def models(draw: st.DrawFn, inner: st.SearchStrategy[Typed]) -> Typed:
     definitions: dict[str, Any] = {}
     for name, (kind, _) in fields.items():
         how = draw(st.sampled_from(["plain", "plain", "default", "alias"]))
-        options: dict[str, Any] = (
-            {"alias": "b"} if how == "alias" and name != "b" and "b" not in fields else {}
-        )
-        definitions[name] = (kind, Field(None, **options) if how == "default" else Field(**options))
+        alias = "b" if how == "alias" and "b" not in fields and not definitions else None
+        definitions[name] = (kind, Field(None, alias=alias) if how == "default" else Field(alias=alias))
     config = ConfigDict(
         extra=draw(st.sampled_from(["ignore", "allow", "forbid"])), populate_by_name=draw(st.booleans())
     )
