@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, computed_field
 
 from flowkit import Flow, cel
 from flowkit.errors import ConfigError, GraphError, TaskFailed
@@ -516,8 +516,31 @@ def test_params_that_are_no_object_or_a_secret_are_refused() -> None:
     class Login(BaseModel):
         password: SecretStr
 
-    with pytest.raises(GraphError, match=r"test_flow\.py:\d+: params has the secret 'password'"):
-        Flow("f", params=Login)
+    class Logins(BaseModel):
+        user: str
+        passwords: list[SecretStr]
+
+    for kind, name in ((Login, "password"), (Logins, "passwords")):
+        with pytest.raises(GraphError, match=rf"test_flow\.py:\d+: params has the secret '{name}'"):
+            Flow("f", params=kind)
+
+
+def test_params_whose_json_cannot_be_read_back_are_refused() -> None:
+    class Odd(BaseModel):
+        city_name: str = Field(validation_alias="cityName")
+
+        @computed_field
+        def chars(self) -> int:
+            return len(self.city_name)
+
+    with pytest.raises(GraphError, match="cannot be read back; use 'alias' for other names: params.cityName"):
+        Flow("f", params=Odd).dump_params({"cityName": "Rome"})
+
+    class Even(Odd):
+        model_config = ConfigDict(extra="forbid")
+        city_name: str = Field(alias="cityName")
+
+    assert Flow("f", params=Even).dump_params({"cityName": "Rome"}) == {"cityName": "Rome"}
 
 
 async def test_a_flow_of_json_runs_with_the_handlers_that_it_gets() -> None:

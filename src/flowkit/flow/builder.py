@@ -275,11 +275,10 @@ class Flow(Generic[P]):
         given: dict[str, Any] = {} if params is None else cast("dict[str, Any]", params)
         if self._adapter is None:
             return cast("dict[str, Any]", to_json(dict(given), "params"))
-        try:
-            checked = self._adapter.validate_python(given)
-        except ValidationError as error:
-            raise GraphError([params_problem(each) for each in error.errors()]) from None
-        dumped = self._adapter.dump_python(checked, mode="json", by_alias=True)
+        dumped = self._adapter.dump_python(
+            self._validate(given, ""), mode="json", by_alias=True, round_trip=True
+        )
+        self._validate(dumped, "their JSON cannot be read back; use 'alias' for other names: ")
         names = {*dumped, *getattr(self.params, "model_fields", ())}
         kept = (
             {key: value for key, value in given.items() if key not in names}
@@ -287,6 +286,13 @@ class Flow(Generic[P]):
             else {}
         )
         return {**to_json(kept, "params"), **dumped}
+
+    def _validate(self, given: Any, context: str) -> Any:
+        assert self._adapter is not None
+        try:
+            return self._adapter.validate_python(given)
+        except ValidationError as error:
+            raise GraphError([context + params_problem(each) for each in error.errors()]) from None
 
     # --- tasks ---------------------------------------------------------------------------------------------------
 
