@@ -386,9 +386,9 @@ async def test_item_that_does_not_validate_is_bad_input_with_node_batch_field_va
 
     error = await failed(crawl, strange, nodes=[crawling(), pulling("strange", **SOON)])
     assert error == (
-        "bad_input: batch 'a' of node 'strange' from node 'crawl' is not a valid Strange: url is \"a\" (text), "
-        'expected a valid integer, unable to parse string as an integer; text is "one two" (text), expected a valid list; '
-        "size is missing; and 1 more problem"
+        "bad_input: batch 'a' of node 'strange' from node 'crawl' is not a valid Strange: "
+        'url is "a" (text), expected a valid integer, unable to parse string as an integer; '
+        'text is "one two" (text), expected a valid list; size is missing; and 1 more problem'
     )
 
 
@@ -433,8 +433,9 @@ async def test_result_that_does_not_validate_is_a_schema_mismatch() -> None:
     assert error.endswith("does the function return its result?")
     error = await failed(crawl, invents, nodes=[crawling(), pulling("invents")])
     assert error == (
-        "schema_mismatch: the result of invents for batch 'a' of node 'invents' is not a valid Words: url is 3 "
-        '(number), expected a valid string; words is "x" (text), expected a valid integer, unable to parse string as an integer'
+        "schema_mismatch: the result of invents for batch 'a' of node 'invents' is not a valid Words: "
+        "url is 3 (number), expected a valid string; "
+        'words is "x" (text), expected a valid integer, unable to parse string as an integer'
     )
 
 
