@@ -186,7 +186,7 @@ class JsonType:
             case "missing" | "missing_argument":
                 return f"{place} is missing"
             case "extra_forbidden":
-                return f"{place} is no field of it"
+                return f"{place} is not a field of it"
         wanted = re.sub(r"^Input should be ", "expected ", str(found["msg"]))
         wanted = re.sub(r"^(Value error|Assertion failed), ", "", wanted)
         hidden = self._secrets is None or _is_secret(self._secrets, found["loc"], found["input"])

@@ -107,7 +107,7 @@ class TypedHandler:
             item = self.input.from_meta(value) if origin.unwraps else self.input.from_json(value)
         except ValueError as error:
             problems = self.input.problems(error, ctx.without_values)
-            text = f"{_describe(batch, ctx)}{origin.text} is no valid {self.input.name}: {problems}"
+            text = f"{_describe(batch, ctx)}{origin.text} is not a valid {self.input.name}: {problems}"
             raise _bad_input(text + self._hint(origin, value, ctx)) from None
         return item, self.arguments(ctx, takes_all=not origin.is_inline)
 
@@ -128,7 +128,7 @@ class TypedHandler:
 
     def _find_mapped(self, batch: Batch) -> tuple[Any, _Origin]:
         items = batch.payload["items"]
-        if isinstance(batch, ItemBatch) or (len(items) == 1 and not self.input.is_list):
+        if isinstance(batch, ItemBatch):
             return items[0], _Origin(f" (item {batch.payload['first']} of map.over)")
         return items, _Origin(f" (items from {batch.payload['first']} of map.over)", is_list="map.batch_size")
 
@@ -173,7 +173,7 @@ class TypedHandler:
         problems = self.output.problems(error, ctx.without_values)
         forgot = "; does the function return its result?" if given is None else ""
         return BatchFailure(
-            f"the result of {self.hook.owner} for {place} is no valid {self.output.name}: {problems}{forgot}",
+            f"the result of {self.hook.owner} for {place} is not a valid {self.output.name}: {problems}{forgot}",
             reason_code=reason_codes.SCHEMA_MISMATCH,
         )
 
@@ -184,7 +184,7 @@ class TypedHandler:
         except ValueError as error:
             problems = self.output.problems(error, ctx.without_values)
             stored = f"the stored result of batch {printed(partial.get('batch_uid'))} of node {ctx.node_id!r}"
-            text = f"{stored} is no valid {self.output.name}: {problems}"
+            text = f"{stored} is not a valid {self.output.name}: {problems}"
             raise BatchFailure(text, reason_code=reason_codes.SCHEMA_MISMATCH) from None
 
     def item_payload(self, item: Any) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class TypedHandler:
             return {"from_node": "test", "ref": {}, "meta": self.input.to_meta(item)}
         except ValueError as error:
             raise _bad_input(
-                f"the item is no valid {self.input.name}: {self.input.problems(error, str)}"
+                f"the item is not a valid {self.input.name}: {self.input.problems(error, str)}"
             ) from None
 
     # -- a source
@@ -226,7 +226,7 @@ class TypedHandler:
             problems = self.input.problems(error, ctx.without_values)
             what = "io.input_inline" if is_default else "what load_input has returned"
             raise _bad_input(
-                f"{what} of node {ctx.node_id!r} is no valid {self.input.name}: {problems}"
+                f"{what} of node {ctx.node_id!r} is not a valid {self.input.name}: {problems}"
             ) from None
         return [item], self.arguments(ctx, takes_all=False)
 
@@ -303,7 +303,7 @@ def read_params(kind: Any, ctx: HookContext) -> Any:
         return wanted.from_json(ctx.params)
     except ValueError as error:
         problems = wanted.problems(error, ctx.without_values)
-        raise _bad_input(f"the params of the task are no valid {wanted.name}: {problems}") from None
+        raise _bad_input(f"the params of the task are not valid {wanted.name}: {problems}") from None
 
 
 def final_metrics(given: Any) -> dict[str, Any] | None:

@@ -65,7 +65,7 @@ class UidRule:
             return
         if name not in fields:
             raise ConfigError(
-                f"{self._owner}: the key {name!r} is no field of {self._output.name}, which has "
+                f"{self._owner}: the key {name!r} is not a field of {self._output.name}, which has "
                 f"{', '.join(fields) or 'none'}"
             )
         if fields[name]:

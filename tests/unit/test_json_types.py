@@ -237,7 +237,7 @@ class Login(BaseModel):
         ({"user": 1, "password": "x" * 50, "old": [{"a": "tell"}]}, "is (hidden), "),
         ({"user": 1, "password": "x" * 50, "old": "tell"}, "old is (hidden), "),
         (["tell"], "it is (hidden), "),
-        ({"user": 1, "password": "x" * 50, "pasword": "tell"}, "pasword is no field of it"),
+        ({"user": 1, "password": "x" * 50, "pasword": "tell"}, "pasword is not a field of it"),
     ],
 )
 def test_secrets_are_hidden(given: Any, problem: str) -> None:
