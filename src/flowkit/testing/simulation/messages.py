@@ -163,11 +163,17 @@ def cancel(reason: str) -> Any:
     return job
 
 
+_SIGNAL_EVENT = "originating_event_id"
+"""The field of newer SDKs for the event of a signal. Workflows do not use it; without it, the SDK logs a warning."""
+
+
 def signal(name: str, value: object) -> Any:
     """Return the job that delivers a signal."""
     job = WorkflowActivationJob()
     job.signal_workflow.signal_name = name
     job.signal_workflow.input.append(to_payload(value))
+    if _SIGNAL_EVENT in job.signal_workflow.DESCRIPTOR.fields_by_name:
+        setattr(job.signal_workflow, _SIGNAL_EVENT, 1)
     return job
 
 
