@@ -472,6 +472,9 @@ WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda flow, a: a.after(flow.node("b", Rank)), "after names 'b', which is created later"),
     (lambda flow, a: a.after(a), "after names 'a', which is created later"),
     (lambda flow, a: flow.node("b", Rank).routes(on_success=[a]), "'a', which is not created later"),
+    (lambda flow, a: flow.node("b", Rank).pulls([a]), "not a list; pass them one by one"),
+    (lambda flow, a: a.routes(on_failure=flow.node("b", Rank)), "takes a list of nodes, not a FlowNode"),
+    (lambda flow, a: a.extra({"x-own": 1}, at="edges"), "the part 'edges'; it must be one of node, io, map"),
     (lambda flow, a: flow.node("b", Rank).gate("most"), "gate is 'most'; it must be 'all', 'any'"),
     (lambda flow, a: flow.node("b", Rank).gate(True), "gate is True"),
     (lambda flow, a: flow.node("b", City), "the class City is no handler"),
@@ -484,6 +487,10 @@ WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda flow, a: flow.node("a", Untyped), "node id 'a' is already used, at"),
     (lambda flow, a: a.input(input_adapter="noop"), "input has 'input_adapter'; call pulls"),
     (lambda flow, a: a.input(given=object()), "input cannot be written as JSON"),
+    (
+        lambda flow, a: flow.node("b", Rank).after(a).extra({"mode": 1}, at=a),
+        "extra has 'mode', which is no key",
+    ),
     (lambda flow, a: a.extra({"own": 1}), "extra has the key 'own'; begin your own keys with 'x-'"),
     (lambda flow, a: flow.function("b", lambda task_id: None), "without a name"),
     (lambda flow, a: flow.node("b", Rank).pulls(a).rechunks(a, size=2), "pulls and rechunks exclude"),
@@ -531,6 +538,15 @@ def test_params_that_are_no_object_or_a_secret_are_refused() -> None:
     for kind, name in ((Login, "password"), (Logins, "passwords")):
         with pytest.raises(GraphError, match=rf"test_flow\.py:\d+: params has the secret '{name}'"):
             Flow("f", params=kind)
+
+
+def test_what_is_no_type_or_no_graph_is_refused() -> None:
+    wrong: Any = "Params"
+    with pytest.raises(GraphError, match=r"test_flow\.py:\d+: params is 'Params', which pydantic cannot use"):
+        Flow("f", params=wrong)
+    wrong = [1]
+    with pytest.raises(GraphError, match="graph must be an object with 'nodes'"):
+        Flow.from_dict(wrong)
 
 
 def test_params_whose_json_cannot_be_read_back_are_refused() -> None:
