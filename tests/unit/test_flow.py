@@ -203,6 +203,14 @@ def test_params_get_their_default_values_and_keep_unknown_keys() -> None:
     assert Flow("free").dump_params({"day": "2026-01-31"}) == {"day": "2026-01-31"}
 
 
+async def test_a_test_of_a_flow_takes_a_value_of_its_params_and_adds_their_defaults() -> None:
+    flow = cities()
+    flow.nodes["ok"].when("true")
+    run = await run_graph(flow, params=Params(cities=[City(name="Rome")]))
+    run.assert_finished()
+    assert run.document["params"] == {"cities": [{"name": "Rome"}], "options": None, "limits": {}}
+
+
 def test_params_that_do_not_fit_name_the_place_and_the_value() -> None:
     with pytest.raises(GraphError, match=r"^params\.cities\[0\]\.name is 7: Input should be a valid string$"):
         cities().dump_params({"cities": [{"name": 7}]})
