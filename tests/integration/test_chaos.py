@@ -2,7 +2,9 @@
 compared with a model.
 
 Typed handlers run most of the native and inline nodes, in part in separate processes. Some graphs are JSON, and some
-are flows. Each start of a process announces other versions and contracts of the typed handlers. Operators send random actions to half of the tasks, by bare updates and by the client. Handlers exit, panic,
+are flows. Each start of a process announces other versions and contracts of the typed handlers.
+
+Operators send random actions to half of the tasks, by bare updates and by the client. Handlers exit, panic,
 block, fork, and end their processes.
 
 `make chaos` runs this test with a new seed, `MINUTES=10` longer, and `SEED=n` repeats the tasks and faults of a run.
