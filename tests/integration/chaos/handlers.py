@@ -65,7 +65,7 @@ class Planned(RoleHandler):
         ctx.kv["seen"] = seen + 1
         if seen == 0 and ctx.attempt_epoch == 1 and not self._behaves:
             misbehave(plan.mischief)
-        await ctx.clock.sleep_ms(plan.pause * self._pace * 1000)
+        await self._pause(ctx, plan.pause * self._pace)
         failure = plan.failure
         if failure and failure.at == seen and failure.applies_to(ctx.attempt_epoch):
             if failure.raises:
@@ -90,10 +90,13 @@ class Planned(RoleHandler):
         total = sum(sum(meta["items"]) for meta in metas)
         return FinalizeResult(metrics={"all_batches": len(metas), "all_items": total})
 
+    async def _pause(self, ctx: RunContext, seconds: float) -> None:
+        await ctx.clock.sleep_ms(seconds * 1000)
+
     async def _end(self, ctx: RunContext) -> None:
         """Pause, and fail as planned."""
         plan = node_plan(ctx.node_id)
-        await ctx.clock.sleep_ms(plan.pause * self._pace * 1000)
+        await self._pause(ctx, plan.pause * self._pace)
         failure = plan.failure
         if failure and failure.at == FINAL and failure.applies_to(ctx.attempt_epoch):
             raise error_of(failure)
@@ -152,6 +155,9 @@ class ExternalPlanned(Planned):
         """Return fixed metrics, or fail as planned."""
         await self._end(ctx)
         return FinalizeResult(metrics=dict(EXTERNAL_FINAL))
+
+    async def _pause(self, ctx: RunContext, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 READER, BUILDER, WRITER, STAMPER = (Planned(role) for role in ROLES)
