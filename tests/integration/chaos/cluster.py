@@ -276,7 +276,7 @@ class Cluster:
         worker = ("worker", "--concurrency", "6")
         workers = [self._process(folder, f"worker-{n}", *worker, *handlers) for n in range(WORKERS - 1)]
         settings = folder / "processes.json"
-        settings.write_text(json.dumps({"executor": "process", "process_workers": 2}), encoding="utf-8")
+        settings.write_text(json.dumps({"executor": "process", "process_workers": 1}), encoding="utf-8")
         processes = [f"{TYPED}:{name}" for name in OF_PROCESSES]
         last = self._process(folder, "processes", *worker, "--config", str(settings), *processes)
         return [*workers, last]
