@@ -91,7 +91,7 @@ chaos: setup ## Random tasks and actions of operators while processes and server
 fuzz: setup ## Random graphs, shared limits, nodes with shards, flows of the gateway and requests for admission against models, and property tests with fifty times the examples: make fuzz [MINUTES=10] [SEED=n] [GRAPHS=n].
 	FLOWKIT_FUZZ_MINUTES="$(MINUTES)" FLOWKIT_FUZZ_GRAPHS="$(GRAPHS)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/fuzz tests/integration/test_flow_model.py
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
-		tests/unit/test_validation_fuzz.py tests/unit/test_expression_names.py tests/contract/test_vars_model.py \
+		tests/unit/test_validation_fuzz.py tests/unit/test_expression_names.py tests/unit/test_flow_round_trip.py tests/contract/test_vars_model.py \
 		tests/contract/test_group_commit.py
 
 nightly: setup ## What takes an hour: long tests, the integration tests on the newer Temporal server and on a cluster of it, the contract tests with both drivers, the core without its products, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=long,server,drivers,core,cluster,fuzz,chaos,large].

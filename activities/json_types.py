@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
-from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, to_json
 
+from flowkit.activities.json_schemas import ContractSchema
 from flowkit.errors import ConfigError
 from flowkit.text import printable, printed, truncate
 from flowkit.validation.json_keys import EqualKeys, to_json_types
@@ -42,11 +42,6 @@ class _Shape(StrEnum):
     """Not known: the type is Any, or pydantic cannot describe it."""
 
 
-class _QuietSchemas(GenerateJsonSchema):
-    def emit_warning(self, kind: Any, detail: str) -> None:
-        """Do nothing: a default that JSON cannot hold is no problem here."""
-
-
 class JsonType:
     """A type that a user has named. Values are validated as JSON, so that strict types accept dates and sets, too."""
 
@@ -72,7 +67,7 @@ class JsonType:
         if self.is_any:
             return None
         try:
-            return self.adapter.json_schema(mode=mode, schema_generator=_QuietSchemas)
+            return self.adapter.json_schema(mode=mode, schema_generator=ContractSchema)
         except (PydanticInvalidForJsonSchema, PydanticUserError):
             return None
 

@@ -16,6 +16,7 @@ from temporalio import worker as temporal
 from flowkit.activities.batches.inputs import InputSettings
 from flowkit.activities.batches.puller import ByteBudget
 from flowkit.activities.calls import Threads
+from flowkit.activities.contracts import announce
 from flowkit.activities.handlers import (
     EchoHandler,
     RoleHandler,
@@ -168,9 +169,10 @@ class Worker:
         if namespace is not None:
             await self._take_leases(namespace)
         await self._artifacts.prepare()
+        contracts = announce({role: self.handlers[role] for role in sorted(self.versions)})
         registration = self._new_registration(
             [
-                HostedHandler(role=role, version=version, engine=in_engine)
+                HostedHandler(role=role, version=version, engine=in_engine, contract=contracts.get(role))
                 for role, version in sorted(self.versions.items())
             ]
         )

@@ -26,7 +26,8 @@ from flowkit.text import count_of
 GraphFile = Annotated[
     str,
     typer.Argument(
-        metavar="GRAPH", help="JSON or YAML file with a graph, or with params and graph; - reads stdin."
+        metavar="GRAPH",
+        help="JSON or YAML file with a graph, or with params and graph (- reads stdin), or a flow as module:flow.",
     ),
 ]
 
@@ -38,6 +39,15 @@ def validate(
     picture: Annotated[
         bool, typer.Option("--picture", help="Draw a valid graph, instead of listing its nodes.")
     ] = False,
+    handlers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--handler",
+            "--handlers",
+            help="Handler of a role, as module:CLASS or module:object, whose types must fit those of the handlers "
+            "from which it pulls. Can be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     *,
     where: Where,
@@ -45,7 +55,8 @@ def validate(
 ) -> None:
     """Check a graph, with the same rules and messages as `run`. Needs no servers.
 
-    If they run, it also names the roles that no worker has ever polled.
+    With --handler, also check that the output of each handler fits the input of those that pull it. If the servers
+    run, it also names the roles that no worker has ever polled, and roles of running workers that do not fit.
     """
     if picture and as_json:
         raise add_remedy(ConfigError("--picture and --json exclude each other"), "leave one of them out")
@@ -55,7 +66,8 @@ def validate(
     try:
         task = read_task(graph)
         checked = task.checked(params_given=bool(task.params))
-        hints = _find_unknown_roles(task.graph, where)
+        problems = _check_contracts(checked, handlers or [])
+        hints = _find_hints(task.graph, checked, where)
     except GraphError as error:
         problems = shown_problems(error)
     warnings = list(checked.warnings) if checked else []
@@ -82,10 +94,19 @@ def validate(
     raise typer.Exit(Exit.OK if valid else Exit.USAGE)
 
 
-def _find_unknown_roles(graph: dict[str, Any], where: Where) -> list[str]:
-    from flowkit.cli.tasks.operations import find_unknown_roles
+def _check_contracts(graph: Graph, names: list[str]) -> list[str]:
+    if not names:
+        return []
+    from flowkit.activities.contracts import check_contracts
+    from flowkit.cli.loading import load_handlers
 
-    return asyncio.run(find_unknown_roles(graph, where))
+    return check_contracts(graph, load_handlers(names))
+
+
+def _find_hints(graph: dict[str, Any], checked: Graph, where: Where) -> list[str]:
+    from flowkit.cli.tasks.operations import find_hints
+
+    return asyncio.run(find_hints(graph, checked, where))
 
 
 def _describe_as_json(graph: Graph | None) -> dict[str, Any]:
