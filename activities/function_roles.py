@@ -94,6 +94,14 @@ class RoleDecorator(Protocol):
     ) -> SourceRole[Result, P, Iterator[Result]]: ...
     @overload
     def __call__(
+        self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, BatchResult]], /
+    ) -> FunctionRole[Item, Any, P, Coroutine[Any, Any, BatchResult]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], BatchResult], /
+    ) -> FunctionRole[Item, Any, P, BatchResult]: ...
+    @overload
+    def __call__(
         self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, Result | BatchResult]], /
     ) -> FunctionRole[Item, Result, P, Coroutine[Any, Any, Result]]: ...
     @overload

@@ -464,7 +464,7 @@ def _make_typed(cls: Any, kinds: Sequence[Any], name: str | None, names: Mapping
     return TypedHandler(
         name=owner,
         input=JsonType(Any if kinds[0] is NO_ITEM else kinds[0], owner),
-        output=JsonType(kinds[1], owner),
+        output=JsonType(Any if kinds[1] is BatchResult else kinds[1], owner),
         hook=hook,
         uids=None,
         final=vars(cls).get("_flowkit_final"),

@@ -108,6 +108,10 @@ async def fetch(folder: str, limit: int = 10) -> AsyncIterator[Page]:
 def read(folder: str, ctx: RunContext) -> Iterator[Page]:
     yield Page(url=folder)
 
+@role("pack")
+async def pack(page: Page) -> BatchResult:
+    return BatchResult(success=True)
+
 @role("rank", collects=True)
 async def rank(pages: AsyncIterator[Page], ctx: RunContext, *, least: int = 0) -> Total:
     return Total(words=1)
@@ -124,6 +128,8 @@ async def use(ctx: RunContext) -> None:
     assert_type(third([], "en", ctx), list[int])
     assert_type([page async for page in fetch("a", limit=3)], list[Page])
     assert_type([*read("a", ctx)], list[Page])
+    assert_type(pack.output_type, Any)
+    assert_type(await pack.try_on(Page(url="a")), Any)
     assert_type(join([Page(url="a")]), FinalizeResult)
     assert_type(await rank(fetch("a"), ctx, least=3), Total)
     assert_type(await Count().try_on(Page(url="a")), Words)

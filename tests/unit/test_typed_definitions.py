@@ -331,6 +331,21 @@ def test_type_of_the_result_may_be_omitted() -> None:
     assert (Look().input_type, Look().output_type, Look().output_schema()) == (Page, Any, None)
 
 
+def test_type_of_what_a_batch_result_holds_is_not_known() -> None:
+    @role("pack")
+    def pack(page: Page) -> BatchResult:
+        return BatchResult(success=True)
+
+    class Pack(RoleHandler[Page, BatchResult]):
+        role = "pack"
+
+        def process(self, item: Page, ctx: RunContext) -> BatchResult:
+            return BatchResult(success=True)
+
+    for handler in (pack, Pack()):
+        assert (handler.output_type, handler.output_schema()) == (Any, None)
+
+
 def test_hook_may_take_and_return_any() -> None:
     class Look(RoleHandler[Page, Words]):
         role = "look"
