@@ -64,6 +64,7 @@ def monitor(plan: UpPlan, processes: Processes, folder: Path) -> None:
         kept=plan.options.data is not None,
         runs_tasks=bool(processes.flowkit),
         runs_workers=bool(processes.workers),
+        flow=next(iter(plan.options.flows), None),
         exports=tuple(terminal_exports(plan, os.environ, processes.exports)),
         addresses=_list_addresses(plan),
     )
@@ -245,6 +246,8 @@ class UpInfo:
     """Whether the folder remains when `flowkit up` exits."""
     runs_tasks: bool
     runs_workers: bool = True
+    flow: str | None = None
+    """The first flow that was given, which the next command runs."""
     exports: tuple[str, ...] = ()
     """`export` lines that another terminal needs first."""
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -362,7 +365,7 @@ def _list_facts(info: UpInfo, lines: str) -> list[tuple[str, str]]:
     if info.runs_tasks:
         suffix = f" (in another terminal, after {lines})" if info.exports else ""
         prefix = "" if info.runs_workers else "flowkit worker module:CLASS …, then "
-        info_rows.append(("next", f"{prefix}flowkit run graph.json --watch{suffix}"))
+        info_rows.append(("next", f"{prefix}flowkit run {info.flow or 'graph.json'} --watch{suffix}"))
     elif info.exports:
         info_rows.append(("next", f"run {lines} to connect other programs"))
     return info_rows
