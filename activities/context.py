@@ -11,23 +11,26 @@ import shutil
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from flowkit.activities.builtin_functions import CoordinatorAdapters
+from flowkit.activities.typed import read_params
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.attempts import NumberedWrite, StoredParams
 from flowkit.adapters.vars import changes, rules
 from flowkit.core.user_code import Contained
 from flowkit.errors import AdapterError, StoreUnavailable
+from flowkit.graph.expressions import hide
 from flowkit.text import shown
 from flowkit.validation.json_keys import with_lists
 from flowkit.validation.values import is_unicode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
+    from flowkit.activities.results import Batch
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.models import AttemptInput
@@ -254,6 +257,10 @@ class RunContext:
         self.vars = TaskVariables(tasks, attempt, run_id)
         """The variables of the task: `await ctx.vars()` returns them all; see TaskVariables."""
         self._resources = Resources()
+        self.hidden: dict[str, Any] = {}
+        """The values of expressions in the input of the node, which errors hide."""
+        self._batch: Batch | None = None
+        self._read: dict[Any, Any] = {}
         self.kv: dict[str, Any] = {}
         """Scratch space of this run; every attempt starts with an empty one."""
         self.cancel_flag = asyncio.Event()
@@ -279,12 +286,50 @@ class RunContext:
         """The `io.input_ref` of the node, as `load_input` receives it."""
         return self._attempt.io.input_ref
 
-    def begun(self, params: StoredParams, attempt: AttemptInput) -> None:
+    @property
+    def batch(self) -> Batch:
+        """The batch that is being processed, with its uid. Raise RuntimeError while none is."""
+        if self._batch is None:
+            raise RuntimeError("ctx.batch is set only while a batch is processed")
+        return self._batch
+
+    def params_as(self, kind: type[T]) -> T:
+        """Return the params of the task as a model, or as another type that pydantic validates.
+
+        All calls of an attempt return the same object. Raise BatchFailure, which is permanent, if they do not fit.
+        """
+        found: T = self.read_once(kind, lambda: read_params(kind, self))
+        return found
+
+    def read_once(self, name: Any, read: Callable[[], T]) -> T:
+        """Return what `read` returns. It is called once for each name in an attempt."""
+        if name not in self._read:
+            self._read[name] = read()
+        found: T = self._read[name]
+        return found
+
+    def without_values(self, text: str) -> str:
+        """Return a text for people without the values of expressions in the input of the node."""
+        return hide(text, self.hidden) if self.hidden else text
+
+    @contextmanager
+    def processing(self, batch: Batch) -> Iterator[None]:
+        """Let `batch` be the one that is being processed. FlowKit calls this."""
+        self._batch = batch
+        try:
+            yield
+        finally:
+            self._batch = None
+
+    def begun(
+        self, params: StoredParams, attempt: AttemptInput, values: dict[str, Any] | None = None
+    ) -> None:
         """Set the params of the task, which the begin of the attempt has read, and the attempt with its whole input.
 
-        FlowKit calls this before the hooks.
+        `values` are those of the expressions in the input, which errors hide. FlowKit calls this before the hooks.
         """
         self._params, self._stored_params, self._attempt = None, params, attempt
+        self.hidden, self._read = values or {}, {}
 
     def cancelled(self) -> bool:
         """Return whether the run is cancelled."""

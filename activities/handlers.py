@@ -13,70 +13,65 @@ import inspect
 import re
 import sys
 from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 
-from pydantic import BaseModel, Field
+from typing_extensions import TypeVar
 
 from flowkit import reason_codes
+from flowkit.activities import typed
+from flowkit.activities.results import Batch, BatchFailure, BatchResult, FinalizeResult
+from flowkit.errors import ConfigError
 from flowkit.limits import VERSION_CHARS
 from flowkit.text import printed
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable
+    from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+
+    from pydantic import BaseModel
 
     from flowkit.activities.context import RunContext
+
+__all__ = [
+    "PERMANENT_ERRORS",
+    "Batch",
+    "BatchFailure",
+    "BatchResult",
+    "EchoHandler",
+    "FinalizeResult",
+    "RoleHandler",
+]
+
+In = TypeVar("In", contravariant=True, default=Any)
+"""The type of the items that a handler processes; of a source, of its `io.input_inline`."""
+Out = TypeVar("Out", covariant=True, default=Any)
+"""The type of its results."""
+
+
+class _Dataclass(Protocol):
+    __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
 PERMANENT_ERRORS = (TypeError, ValueError, KeyError)
 """The errors that `RoleHandler.classify_error` takes for bad input."""
 
 
-class Batch(BaseModel):
-    """One portion of a node's input. If `batch_uid` is None, FlowKit uses a hash of the payload.
-
-    The uids of one attempt must differ; see `RoleHandler.allow_duplicate_uids`.
-    """
-
-    batch_uid: str | None = None
-    payload: dict[str, Any] = Field(default_factory=dict)
-
-
-class BatchResult(BaseModel):
-    """The result of a batch. FlowKit stores `metrics` as the `meta` of the batch's artifact, which other nodes pull."""
-
-    success: bool
-    metrics: dict[str, Any] = Field(default_factory=dict)
-    artifacts_ref: dict[str, Any] | None = None
-    reason_code: str | None = None
-    """The reason code of a failure; `error` if None."""
-    permanent: bool = False
-    """Whether a retry of the failure would not help."""
-    error: str | None = None
-
-
-class FinalizeResult(BaseModel):
-    """The final result of a node. FlowKit stores `metrics` as the `meta` of the node's complete marker."""
-
-    metrics: dict[str, Any] = Field(default_factory=dict)
-    artifacts_ref: dict[str, Any] | None = None
-    vars: Any = None
-    """`{"incr": {path: number}}` adds to variables of the task, once for the node, in the write that ends it.
-
-    If this is not possible, the node fails as `bad_vars`, without a retry.
-    """
-
-
-class RoleHandler:
+class RoleHandler(Generic[In, Out]):
     """Runs the nodes of one role. One instance serves many runs, so do not store the state of a run in it.
 
-    `init`, `load_input` and `iter_batches` receive the RunContext as well if they declare a parameter `ctx`.
+    A subclass of `RoleHandler[In, Out]` defines `process`, which receives an item and returns a result, or `produce`,
+    which yields the results of a source. `In` and `Out` are types that pydantic validates.
 
-    FlowKit calls the methods in this order: `init`, `load_input`, `iter_batches` (unless an input adapter delivers the
-    batches), `process_batch` for each batch, `finalize`. It passes any exception to `classify_error`.
+    A subclass of the bare `RoleHandler` receives and returns records instead. FlowKit calls its methods in this order:
+    `init`, `load_input`, `iter_batches` (unless an input adapter delivers the batches), `process_batch` for each batch,
+    `finalize`. It passes any exception to `classify_error`. `init`, `load_input` and `iter_batches` receive the
+    RunContext as well if they declare a parameter `ctx`.
     """
 
     role: str = ""
+    key: Any = None
+    """What the uids of a source come from: a field of its items, a tuple of fields, or a function of the item."""
     inline: bool = False
     """Whether an engine that hosts this handler runs its attempts itself, as local activities (docs/performance.md).
 
@@ -105,8 +100,25 @@ class RoleHandler:
         ) -> Any: ...
         def iter_batches(self, loaded: Any, *args: Any, **kwargs: Any) -> Any: ...
         def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult | Awaitable[BatchResult]: ...
-        def finalize(self, ctx: RunContext) -> FinalizeResult | Awaitable[FinalizeResult | None] | None: ...
+        def finalize(
+            self, ctx: RunContext
+        ) -> (
+            FinalizeResult
+            | BaseModel
+            | Mapping[str, Any]
+            | _Dataclass
+            | Awaitable[FinalizeResult | BaseModel | Mapping[str, Any] | _Dataclass | None]
+            | None
+        ): ...
         def finalize_attempt(self, ctx: RunContext) -> Awaitable[None] | None: ...
+
+        # `In` and `Out` are Any in a class that names no types, so that a helper called `process` is no error.
+        def process(
+            self, item: In, /, *args: Any, **kwargs: Any
+        ) -> Out | BatchResult | Awaitable[Out | BatchResult]: ...
+        def produce(
+            self, given: In, /, *args: Any, **kwargs: Any
+        ) -> AsyncIterator[Out] | Iterable[Out] | Awaitable[Iterable[Out]]: ...
 
     else:
 
@@ -149,30 +161,73 @@ class RoleHandler:
             return reason_codes.BAD_INPUT, True
         return reason_codes.UNEXPECTED_ERROR, False
 
+    types: ClassVar[typed.TypedHandler | None] = None
+    """What FlowKit knows of the types that the class names; None if it names none. Set by FlowKit."""
 
-_HOOKS = tuple(name for name, value in vars(RoleHandler).items() if inspect.isfunction(value))
-_SIMILARITY = 0.85
-"""Least similarity of a misspelled hook. `finalise`, `iter_batch` and `processBatch` have it; `load_data` does not."""
+    def __init_subclass__(cls, *, names: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """Read the types that the class names. Raise ConfigError if its hooks do not fit them."""
+        super().__init_subclass__(**kwargs)
+        cls.types = typed.define(cls, RoleHandler, typed.names_of_caller() if names is None else names)
+
+    @property
+    def input_type(self) -> Any:
+        """The type of its items; of a source, of its `io.input_inline`. None if the class names no types."""
+        return self.types.input_type if self.types is not None else None
+
+    @property
+    def output_type(self) -> Any:
+        """The type of its results; None if the class names no types."""
+        return self.types.output.kind if self.types is not None else None
+
+    @property
+    def is_source(self) -> bool:
+        """Whether it is a typed handler with `produce`."""
+        return self.types is not None and self.types.is_source
+
+    def input_schema(self) -> dict[str, Any] | None:
+        """Return the JSON Schema of an item; of a source, of its `io.input_inline`. None if it is not known."""
+        return self.types.input_schema() if self.types is not None else None
+
+    def output_schema(self) -> dict[str, Any] | None:
+        """Return the JSON Schema of a result; None if it is not known."""
+        return self.types.output.schema("serialization") if self.types is not None else None
+
+    def parameters_schema(self) -> dict[str, Any] | None:
+        """Return the JSON Schema of what comes from `io.input_inline` besides the item; None if nothing does."""
+        return self.types.parameters_schema() if self.types is not None else None
+
+    async def results(self, ctx: RunContext) -> AsyncIterator[Out]:
+        """Yield the results of all batches that this node has stored, in earlier attempts too, for `finalize`.
+
+        Raise BatchFailure for one that does not validate, such as one of an earlier version of the handler.
+        """
+        types = self.types
+        async for partial in ctx.artifacts.partials():
+            result: Any = partial.get("meta") if types is None else types.read_result(partial, ctx)
+            yield result
+
+    async def try_on(self, item: In, **context: Any) -> Out:
+        """Process one item as a node does, in a unit test, and return the result as another node would read it.
+
+        Keyword arguments are those of `flowkit.testing.handler_context`: `params`, `input_inline`, `vars` and others.
+        Raise BatchFailure if the item or the result does not validate, and what `process` raises.
+        """
+        result: Out = await _doubles().try_item(self, item, **context)
+        return result
+
+    async def try_produce(self, given: Any = None, **context: Any) -> list[Out]:
+        """Return all items that a source yields, in a unit test.
+
+        `given` is what `produce` receives, as an object or as its JSON; without it, use `input_inline`. Keyword
+        arguments are those of `try_on`.
+        """
+        items: list[Out] = await _doubles().try_source(self, given, **context)
+        return items
 
 
-def misspelled_hook(handler: RoleHandler) -> str | None:
-    """Return the problem of a handler whose class defines a method that looks like a misspelled hook, or None.
-
-    Private methods, inherited ones, and those beside the hook that they resemble count as helpers.
-    """
-    kind = type(handler)
-    for name in [name for name in vars(kind) if not name.startswith("_") and name not in _HOOKS]:
-        close = difflib.get_close_matches(name.lower(), _HOOKS, n=1, cutoff=_SIMILARITY)
-        if (
-            close
-            and inspect.isroutine(getattr(kind, name))
-            and getattr(kind, close[0]) is vars(RoleHandler)[close[0]]
-        ):
-            return (
-                f"{kind.__name__}.{name} is not a hook of RoleHandler, so FlowKit never calls it; did you mean "
-                f"{close[0]!r}? If it is a helper, begin its name with '_'"
-            )
-    return None
+def _doubles() -> Any:
+    """Return the module that runs handlers in unit tests, which only tests import."""
+    return import_module("flowkit.testing.tries")
 
 
 _ARGUMENTS = {
@@ -185,6 +240,39 @@ _ARGUMENTS = {
     "classify_error": ("exc",),
 }
 """The arguments with which FlowKit calls each hook."""
+_SIMILARITY = 0.85
+"""Least similarity of a misspelled hook. `finalise`, `iter_batch` and `processBatch` have it; `load_data` does not."""
+
+
+def misspelled_hook(handler: RoleHandler) -> str | None:
+    """Return the problem of a handler whose class defines a method that looks like a misspelled hook, or None.
+
+    Private methods, inherited ones, and those beside the hook that they resemble count as helpers.
+    """
+    kind = type(handler)
+    for name in [name for name in vars(kind) if not name.startswith("_") and name not in _ARGUMENTS]:
+        close = difflib.get_close_matches(name.lower(), _ARGUMENTS, n=1, cutoff=_SIMILARITY)
+        if (
+            close
+            and inspect.isroutine(getattr(kind, name))
+            and getattr(kind, close[0]) is vars(RoleHandler)[close[0]]
+        ):
+            return (
+                f"{kind.__name__}.{name} is not a hook of RoleHandler, so FlowKit never calls it; did you mean "
+                f"{close[0]!r}? If it is a helper, begin its name with '_'"
+            )
+    return None
+
+
+def types_problem(handler: RoleHandler) -> str | None:
+    """Return the problem of a handler whose class names types but lacks `process`, `produce` or a key, or None."""
+    kind = type(handler)
+    try:
+        if kind.types is None:
+            typed.define(kind, RoleHandler, {}, is_complete=True)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def unfit_hook(handler: RoleHandler) -> str | None:
@@ -229,7 +317,8 @@ def version_of(handler: RoleHandler) -> str:
     """
     if handler.handler_version:
         return handler.handler_version
-    classes = [each for each in type(handler).__mro__ if each not in RoleHandler.__mro__] or [RoleHandler]
+    own = [each for each in type(handler).__mro__ if each not in RoleHandler.__mro__]
+    classes = [each for each in own if not vars(each).get("calls_function")] or own or [RoleHandler]
     digest = hashlib.sha256()
     for module in dict.fromkeys(each.__module__ for each in classes):
         digest.update(_read_source(module))

@@ -14,8 +14,10 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from traceback import format_exception
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowkit.activities.results import Batch
+from flowkit.activities.typed import read_params
 from flowkit.adapters.outages import clock_stopped
 from flowkit.core.user_code import (
     UserCodeError,
@@ -27,12 +29,15 @@ from flowkit.core.user_code import (
     process_id,
 )
 from flowkit.errors import FlowKitError
+from flowkit.graph.expressions import hide
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from flowkit.activities.context import RunContext
-    from flowkit.activities.handlers import Batch, RoleHandler
+    from flowkit.activities.handlers import RoleHandler
+
+T = TypeVar("T")
 
 _spawning = multiprocessing.get_context("spawn")
 """Start fresh interpreters, because a fork of a process with threads can hang."""
@@ -47,7 +52,7 @@ class ProcessDied(Exception):
 
 @dataclass(kw_only=True)
 class ProcessContext:
-    """The run context of a `process_batch` in a separate process: identity, input, cancel flag, scratch space.
+    """The run context of a `process` or `process_batch` in a separate process: identity, input, cancel flag, `kv`.
 
     The other members of RunContext need the worker's process and are not available: `artifacts`, `vars`, `clock`,
     `cancel_flag`, `cancel_reason`, `cancel_deadline_ts_ms`, `remaining_ms()`, `cancellable()`, `run_subprocess()`,
@@ -66,6 +71,26 @@ class ProcessContext:
     failures: int = 0
     kv: dict[str, Any] = field(default_factory=dict)
     """Scratch space of this run; its values must be picklable."""
+    batch: Batch = field(default_factory=Batch)
+    """The batch that is being processed, with its uid."""
+    hidden: dict[str, Any] = field(default_factory=dict)
+    """The values of expressions in the input, which errors hide."""
+
+    def params_as(self, kind: type[T]) -> T:
+        """Return the params of the task as a model, or as another type that pydantic validates.
+
+        Raise BatchFailure, which is permanent, if they do not fit.
+        """
+        found: T = read_params(kind, self)
+        return found
+
+    def read_once(self, name: Any, read: Callable[[], T]) -> T:
+        """Return what `read` returns: in a process, each batch has a context of its own."""
+        return read()
+
+    def without_values(self, text: str) -> str:
+        """Return a text for people without the values of expressions in the input of the node."""
+        return hide(text, self.hidden) if self.hidden else text
 
     def cancelled(self) -> bool:
         """Return whether the run is cancelled."""
@@ -100,6 +125,8 @@ class ProcessPool:
             generation=ctx.generation,
             failures=ctx.failures,
             kv=ctx.kv,
+            batch=ctx.batch,
+            hidden=ctx.hidden,
         )
         async with self._idle_process() as process:
             forwarding = asyncio.create_task(process.cancel_when_set(ctx.cancel_flag))

@@ -17,11 +17,14 @@ from flowkit.activities.batches.backpressure import backpressure
 from flowkit.activities.batches.inputs import DistinctUids, Input, InputSettings, Wait
 from flowkit.activities.calls import context_for
 from flowkit.activities.context import ArtifactsWriter, RunContext
-from flowkit.activities.handlers import PERMANENT_ERRORS, BatchResult, FinalizeResult, RoleHandler
+from flowkit.activities.handlers import PERMANENT_ERRORS, RoleHandler
 from flowkit.activities.process_pool import ProcessDied
+from flowkit.activities.results import BatchFailure, BatchResult, FinalizeResult
+from flowkit.activities.typed import final_metrics
 from flowkit.adapters.artifacts import check_uid
 from flowkit.adapters.batch_tries import LostTries
 from flowkit.adapters.claims import first_fence
+from flowkit.adapters.entries import Entry
 from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.outages import clock_stopped, retry_while_unavailable
 from flowkit.adapters.shards import FAILED, FINISHED
@@ -318,7 +321,7 @@ class RoleExecutor:
             return await self._finish_earlier_try(earlier)
         self._on_begin()
         self._attempt, self._values = await resolve(self._tasks, self._attempt)
-        self._ctx.begun(self._storage.take_params(), self._attempt)
+        self._ctx.begun(self._storage.take_params(), self._attempt, self._values)
         with self._log_attempt(lease) as self._log:
             await self._signal_earlier_batches()
             if self._attempt.shard:
@@ -433,7 +436,7 @@ class RoleExecutor:
         return await self._call_finalize()
 
     async def _call_finalize(self) -> FinalizeResult:
-        return _check_final(await self._threads.call(self._handler.finalize, self._ctx))
+        return _check_final(await self._threads.call(self._handler.finalize, self._ctx), self._handler)
 
     async def _call_hooks_of_shard(self) -> bool:
         """Process batches, and return whether some may be left."""
@@ -505,8 +508,9 @@ class RoleExecutor:
     async def _process(self, batch: Batch) -> None:
         uid = uid_of(batch)
         check_uid(uid)
-        if self._uids is not None:
-            self._uids.add(uid, batch)
+        if self._uids is not None and not self._uids.add(uid):
+            first = await self._find_stored(uid) if self._handler.is_source else None
+            raise AttemptFailed(self._uids.describe(batch, first, self._ctx))
         lost = await self._find_lost_tries(uid)
         if uid in self._skipped:
             return
@@ -519,6 +523,14 @@ class RoleExecutor:
         self._batch_stored(uid)
         if self._log is not None:
             self._log.batch_ok(uid)
+
+    async def _find_stored(self, uid: str) -> Any:
+        """Return the `meta` that the node has stored for a batch, or None."""
+        attempt, artifacts = self._attempt, self._artifacts
+        found = await retry_while_unavailable(
+            lambda: artifacts.metas(attempt.task_id, attempt.node_id, [Entry(uid, None)], attempt.first_epoch)
+        )
+        return found[0].get("meta") if found else None
 
     async def _try_until_settled(self, uid: str, batch: Batch, *, alone: bool) -> bool:
         """Try a batch until its result is stored, or the node sets it aside. Return whether its result is stored."""
@@ -576,7 +588,10 @@ class RoleExecutor:
         try:
             if self._attempt.quarantine is not None:
                 await self._storage.begin_try(uid, alone=alone)
-            return await self._call_handler(batch)
+            with self._ctx.processing(
+                batch if batch.batch_uid else batch.model_copy(update={"batch_uid": uid})
+            ):
+                return await self._call_handler(batch)
         finally:
             gate.leave(alone=alone)
 
@@ -639,6 +654,8 @@ class RoleExecutor:
         if isinstance(error, ProcessDied):
             return failure(reason_codes.WORKER_PROCESS_DIED, str(error), permanent=False)
         attempt, raised = self._attempt, original(error)
+        if isinstance(raised, BatchFailure):
+            return failure(raised.reason_code, str(raised), permanent=raised.permanent)
         _logger.warning("node %s of task %s failed", attempt.node_id, attempt.task_id, exc_info=raised)
         try:
             with contained:
@@ -690,12 +707,19 @@ def check_result(given: Any) -> BatchResult:
     )
 
 
-def _check_final(given: Any) -> FinalizeResult:
-    """Return `given`, the result of `finalize`, or an empty result for None. Raise TypeError for anything else."""
+def _check_final(given: Any, handler: RoleHandler) -> FinalizeResult:
+    """Return `given`, the result of `finalize`, or an empty result for None. Raise TypeError for anything else.
+
+    That of a typed handler may also be a model, a dataclass or a dict.
+    """
     if given is None:
         return FinalizeResult()
     if isinstance(given, FinalizeResult):
         return given
+    metrics = final_metrics(given) if handler.output_type is not None else None
+    if metrics is not None:
+        return FinalizeResult(metrics=metrics)
+    records = "a model, a dataclass, a dict, " if handler.output_type is not None else ""
     raise TypeError(
-        f"finalize must return FinalizeResult(metrics={{...}}) or None, not {type(given).__name__}"
+        f"finalize must return {records}FinalizeResult(metrics={{...}}) or None, not {type(given).__name__}"
     )

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowkit import reason_codes
 from flowkit.activities.batches.puller import ITEMS, Puller, SharedPuller, SourcesIdle, StoredItems
 from flowkit.activities.calls import context_for, is_async_generator_function, is_coroutine_function
-from flowkit.activities.handlers import Batch, RoleHandler
+from flowkit.activities.handlers import RoleHandler
+from flowkit.activities.results import Batch
+from flowkit.activities.typed import ItemBatch
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.attempt.failures import cut, failure
 from flowkit.attempt.supervision import AttemptFailed
@@ -106,13 +108,25 @@ class DistinctUids:
         self._handler = handler
         self._seen: set[bytes] = set()
 
-    def add(self, uid: str, batch: Batch) -> None:
-        """Remember the uid of a batch. Raise AttemptFailed, which is permanent, if an earlier batch has it."""
+    def add(self, uid: str) -> bool:
+        """Remember the uid of a batch. Return whether no earlier batch has it."""
         digest = hashlib.blake2b(uid.encode(errors="surrogatepass"), digest_size=16).digest()
         if digest in self._seen:
-            text = _explain_duplicate(type(self._handler).__name__, batch)
-            raise AttemptFailed(failure(reason_codes.DUPLICATE_UID, text, permanent=True))
+            return False
         self._seen.add(digest)
+        return True
+
+    def describe(self, batch: Batch, first: Any, ctx: RunContext) -> AttemptFailure:
+        """Return the failure, which is permanent, for a batch whose uid an earlier one has.
+
+        `first` is the `meta` of the earlier one; None if it is not stored.
+        """
+        types = self._handler.types
+        if types is not None and types.is_source:
+            text = types.describe_duplicate(first, batch, ctx)
+        else:
+            text = _explain_duplicate(type(self._handler).__name__, batch)
+        return failure(reason_codes.DUPLICATE_UID, text, permanent=True)
 
 
 def _explain_duplicate(handler: str, batch: Batch) -> str:
@@ -210,6 +224,7 @@ class Input:
     async def _pull(self, args: PullArgs) -> AsyncGenerator[Batch, None]:
         attempt = await self._with_first_epochs(args)
         items = await self._find_items() if attempt.maps else None
+        kind = ItemBatch if items is not None and items.batch_size == 1 else Batch
         puller = self._make_puller(attempt, args, items)
         self._pullers.append(puller)
         try:
@@ -217,7 +232,7 @@ class Input:
                 async for uid, payload in deliveries:
                     with puller.budget_released() if self.ahead is not None else nullcontext():
                         await self._wait_until_allowed()
-                    yield Batch(batch_uid=uid, payload=payload)
+                    yield kind(batch_uid=uid, payload=payload)
                     del payload
         except SourcesIdle:
             text = "no node that it pulls from is running; it continues when one runs"

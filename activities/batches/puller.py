@@ -563,6 +563,8 @@ class StoredItems:
         self._stored = stored
         self._attempt = attempt
         self._set = items
+        self.batch_size = items.batch_size
+        """The largest number of items in a batch."""
         starts = range(0, items.batches, _SCANNED_ITEMS)
         own = len(starts) * max(0, attempt.shard - 1) // attempt.parallel
         self._starts = deque([*starts[own:], *starts[:own]])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit import limits
-from flowkit.activities.handlers import RoleHandler, misspelled_hook, unfit_hook
+from flowkit.activities.handlers import RoleHandler, misspelled_hook, types_problem, unfit_hook
 from flowkit.cli.errors import add_remedy
 from flowkit.config import CoordinatorConfig, WorkerConfig
 from flowkit.core.user_code import contained, error_text, is_missing_variable, original, place_of
@@ -117,7 +117,7 @@ def _load_handler(name: str) -> RoleHandler:
     if not isinstance(handler.role, str) or not limits.ROLE.fullmatch(handler.role):
         problem = ConfigError(f"{name}: role {handler.role!r} cannot be a role's name")
         raise add_remedy(problem, "use 1 to 100 letters, digits, '.', '_', '-', a letter or digit first")
-    require(misspelled_hook(handler), unfit_hook(handler))
+    require(types_problem(handler), misspelled_hook(handler), unfit_hook(handler))
     return handler
 
 
@@ -204,6 +204,8 @@ def _suggest_instead(module: ModuleType, attribute: str) -> str:
 
 
 def _is_own_handler(module: ModuleType, value: object) -> bool:
+    if isinstance(value, RoleHandler):
+        return type(value).__module__ == module.__name__
     return isinstance(value, type) and issubclass(value, RoleHandler) and value.__module__ == module.__name__
 
 

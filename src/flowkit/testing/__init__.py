@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from flowkit.testing.context import HandlerContext, handler_context
 from flowkit.testing.graphs import GraphRun, NodeRun, run_graph
 from flowkit.testing.memory import memory_database
 
 if TYPE_CHECKING:
     from flowkit.testing.external import ExternalWorker, Misbehavior
 
-__all__ = ["ExternalWorker", "GraphRun", "Misbehavior", "NodeRun", "memory_database", "run_graph"]
+__all__ = [
+    "ExternalWorker",
+    "GraphRun",
+    "HandlerContext",
+    "Misbehavior",
+    "NodeRun",
+    "handler_context",
+    "memory_database",
+    "run_graph",
+]
 
 
 def __getattr__(name: str) -> Any:

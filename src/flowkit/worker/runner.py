@@ -20,6 +20,7 @@ from flowkit.activities.handlers import (
     EchoHandler,
     RoleHandler,
     misspelled_hook,
+    types_problem,
     unfit_hook,
     version_of,
     version_problem,
@@ -127,10 +128,16 @@ class Worker:
                 raise ConfigError(
                     f"the handler of role {role!r} is {handler!r:.80}, not an instance of RoleHandler"
                 )
-            require(misspelled_hook(handler), unfit_hook(handler), version_problem(handler))
-            if self.cfg.executor == "process" and inspect.iscoroutinefunction(handler.process_batch):
+            require(
+                types_problem(handler),
+                misspelled_hook(handler),
+                unfit_hook(handler),
+                version_problem(handler),
+            )
+            if self.cfg.executor == "process" and needs_loop(handler):
+                hook = "process_batch" if handler.types is None else "process"
                 raise ConfigError(
-                    f"executor='process' needs a plain `def process_batch`; that of role {role!r} is async"
+                    f"executor='process' needs a plain `def {hook}`; that of role {role!r} is async"
                 )
 
     async def start(self) -> None:
@@ -308,6 +315,11 @@ class Worker:
         """Wait until the worker ends on its own, and raise the error that ended it, if any."""
         if self._thread is not None:
             await asyncio.shield(self._thread.failed)
+
+
+def needs_loop(handler: RoleHandler) -> bool:
+    """Return whether the batches of a handler cannot be processed in a process. Those of a typed source need none."""
+    return inspect.iscoroutinefunction(handler.process_batch) and not handler.is_source
 
 
 def inline_roles(handlers: Mapping[str, RoleHandler]) -> tuple[str, ...]:

@@ -1,0 +1,279 @@
+"""Types of users as JSON: reads values of a type and writes them, with errors that name the field. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+import typing
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import to_json, to_jsonable_python
+
+from flowkit.errors import ConfigError
+from flowkit.text import printable, printed, truncate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+VALUE = "value"
+"""The key under which a `meta`, which is an object, holds a result that is none."""
+
+SHOWN_PROBLEMS = 3
+"""How many problems an error lists."""
+_VALUE_CHARS = 80
+_HIDDEN = "(hidden)"
+_OBJECTS = frozenset({"object"})
+
+
+class _Shape(StrEnum):
+    """What the JSON of a type is."""
+
+    OBJECT = "object"
+    OTHER = "other"
+    """Never an object: a number, a text, a list, null."""
+    MIXED = "mixed"
+    ANY = "any"
+    """Not known: the type is Any, or pydantic cannot describe it."""
+
+
+class _QuietSchemas(GenerateJsonSchema):
+    def emit_warning(self, kind: Any, detail: str) -> None:
+        """Do nothing: a default that JSON cannot hold is no problem here."""
+
+
+class JsonType:
+    """A type that a user has named. Values are validated as JSON, so that strict types accept dates and sets, too."""
+
+    def __init__(self, kind: Any, owner: str) -> None:
+        """Prepare the type. Raise ConfigError, which names `owner`, if pydantic cannot validate it."""
+        self.kind = kind
+        self.name = type_name(kind)
+        self.is_any = kind is Any
+        self._is_class = isinstance(kind, type) and typing.get_origin(kind) is None
+        self._is_model = self._is_class and (
+            issubclass(kind, BaseModel) or hasattr(kind, "__dataclass_fields__")
+        )
+        try:
+            self.adapter: TypeAdapter[Any] = TypeAdapter(kind)
+        except PydanticUserError as error:
+            raise ConfigError(
+                f"{owner}: pydantic cannot validate {self.name}: {error.message.partition(chr(10))[0]}; use a "
+                "pydantic model, a dataclass, a TypedDict or a type of JSON values"
+            ) from None
+
+    def schema(self, mode: Any) -> dict[str, Any] | None:
+        """Return the JSON Schema for `validation` or `serialization`; None if pydantic cannot describe the type."""
+        if self.is_any:
+            return None
+        try:
+            return self.adapter.json_schema(mode=mode, schema_generator=_QuietSchemas)
+        except (PydanticInvalidForJsonSchema, PydanticUserError):
+            return None
+
+    @cached_property
+    def _input_shape(self) -> _Shape:
+        return _shape_of(self.schema("validation"))
+
+    @cached_property
+    def _output_shape(self) -> _Shape:
+        return _shape_of(self.schema("serialization"))
+
+    @cached_property
+    def is_list(self) -> bool:
+        """Whether a value can be a list."""
+        return "array" in _json_types(self.schema("validation"))
+
+    def from_json(self, value: Any) -> Any:
+        """Return the value for one in JSON types. Raise ValidationError if it does not fit."""
+        if self.is_any:
+            return value
+        return self.adapter.validate_json(to_json(value, fallback=str))
+
+    def from_meta(self, meta: Any) -> Any:
+        """Return the value that a `meta` holds. Raise ValidationError if it does not fit."""
+        return self.from_json(self._unwrap(meta))
+
+    def _unwrap(self, meta: Any) -> Any:
+        if type(meta) is not dict or len(meta) != 1 or VALUE not in meta:
+            return meta
+        return meta if self._input_shape in (_Shape.OBJECT, _Shape.ANY) else meta[VALUE]
+
+    def to_meta(self, value: Any) -> dict[str, Any]:
+        """Return the `meta` for a value: its JSON, in an object `{"value": …}` if it is none.
+
+        Raise ValueError if the value is none of the type, or has no JSON.
+        """
+        if self.is_any:
+            stored = to_jsonable_python(value, by_alias=True)
+        else:
+            checked = (
+                value
+                if self._is_model and isinstance(value, self.kind)
+                else self.adapter.validate_python(value)
+            )
+            stored = self.adapter.dump_python(checked, mode="json", by_alias=True, warnings="error")
+        if not isinstance(stored, dict):
+            return {VALUE: stored}
+        is_ambiguous = len(stored) == 1 and VALUE in stored and self._output_shape is _Shape.MIXED
+        return {VALUE: stored} if is_ambiguous else stored
+
+    def is_again(self, value: Any) -> Any:
+        """Return what a reader gets for a value: read from its JSON, without the fields that only have defaults.
+
+        Raise ValidationError if it cannot be read.
+        """
+        try:
+            return self.adapter.validate_json(
+                self.adapter.dump_json(value, by_alias=True, exclude_unset=True)
+            )
+        except ValidationError:
+            return self.adapter.validate_json(self.adapter.dump_json(value, by_alias=True))
+
+    def problems(self, error: ValueError, hide: Callable[[str], str]) -> str:
+        """Return what is wrong, for people: the first problems with field, value and what is expected."""
+        if not isinstance(error, ValidationError):
+            return hide(printable(str(error).partition("\n")[0]))
+        found = error.errors(include_url=False, include_context=False)
+        shown = [self._problem(each, hide) for each in found[:SHOWN_PROBLEMS]]
+        if len(found) > len(shown):
+            more = len(found) - len(shown)
+            shown.append(f"and {more} more problem{'' if more == 1 else 's'}")
+        return "; ".join(shown)
+
+    def _problem(self, found: Any, hide: Callable[[str], str]) -> str:
+        place = _place(found["loc"])
+        match found["type"]:
+            case "missing" | "missing_argument":
+                return f"{place} is missing"
+            case "extra_forbidden":
+                return f"{place} is no field of it"
+        wanted = re.sub(r"^Input should be ", "expected ", str(found["msg"]))
+        wanted = re.sub(r"^(Value error|Assertion failed), ", "", wanted)
+        hidden = self._secrets is None or _is_secret(self._secrets, found["loc"], found["input"])
+        value = _HIDDEN if hidden else shown_value(found["input"], hide)
+        return hide(f"{place} is ") + value + ", " + hide(printable(truncate(wanted, 200)))
+
+    @cached_property
+    def _secrets(self) -> dict[str, Any] | None:
+        """The JSON Schema if it says which fields are secret; `{}` if none is; None if all values must be hidden."""
+        schema = self.schema("validation")
+        config = getattr(self.kind, "model_config", None) or {}
+        if config.get("hide_input_in_errors") or schema is None:
+            return None
+        return schema if '"format": "password"' in json.dumps(schema, default=str) else {}
+
+
+def type_name(kind: Any) -> str:
+    """Return the name of a type as the user writes it: `Page`, `list[Page]`."""
+    if isinstance(kind, type) and typing.get_origin(kind) is None:
+        return kind.__name__
+    return printable(re.sub(r"(?:[\w<>]+\.)+(?=\w)", "", repr(kind)))
+
+
+def _json_types(schema: Any) -> frozenset[str]:
+    """Return the JSON types that a schema allows; `any` if it does not say."""
+    if not isinstance(schema, dict):
+        return frozenset({"any"})
+    found: set[str] = set()
+    for each in expanded(schema, schema.get("$defs") or {}):
+        kind = each.get("type")
+        if isinstance(kind, str):
+            found.add(kind)
+        elif isinstance(kind, list):
+            found.update(kind)
+        elif "const" in each or "enum" in each:
+            values = each.get("enum", [each.get("const")])
+            found.update("object" if isinstance(value, dict) else "other" for value in values)
+        else:
+            found.add("any")
+    return frozenset(found)
+
+
+def expanded(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the schemas of which a value fits one, with `$ref`, `anyOf` and `oneOf` resolved."""
+    waiting, seen = [schema], set[str]()
+    while waiting:
+        each = waiting.pop()
+        if "$ref" in each:
+            name = str(each["$ref"]).rpartition("/")[2]
+            if name not in seen:
+                seen.add(name)
+                waiting.append(definitions.get(name, {}))
+        elif alternatives := [*each.get("anyOf", ()), *each.get("oneOf", ()), *each.get("allOf", ())]:
+            waiting.extend(alternatives)
+        else:
+            yield each
+
+
+def _shape_of(schema: dict[str, Any] | None) -> _Shape:
+    found = _json_types(schema)
+    if "any" in found:
+        return _Shape.ANY if found == {"any"} else _Shape.MIXED
+    if found == _OBJECTS:
+        return _Shape.OBJECT
+    return _Shape.MIXED if found & _OBJECTS else _Shape.OTHER
+
+
+def _place(loc: Sequence[Any]) -> str:
+    text = ""
+    for part in loc:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return printable(truncate(text, 200)) if text else "it"
+
+
+def shown_value(value: Any, hide: Callable[[str], str]) -> str:
+    """Return a value as JSON with its type, cut. Hidden values are replaced before the cut, which could split them."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):
+        text = printed(value)
+    return f"{printable(truncate(hide(text), _VALUE_CHARS))} ({_json_kind(value)})"
+
+
+def _json_kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "text"
+        case list() | tuple():
+            return "list"
+        case dict():
+            return "object"
+    return type(value).__name__
+
+
+def _is_secret(schema: Mapping[str, Any], loc: Sequence[Any], value: Any) -> bool:
+    """Return whether an error must not show a value: it is a secret of the schema, or may contain one."""
+    if not schema:
+        return False
+    if isinstance(value, (dict, list, tuple)):
+        return True
+    definitions = schema.get("$defs") or {}
+    found = [*expanded(schema, definitions)]
+    for part in loc:
+        below = [*_below(found, part)]
+        if below:
+            found = [every for each in below for every in expanded(each, definitions)]
+    return any(each.get("format") == "password" or each.get("writeOnly") for each in found)
+
+
+def _below(schemas: Sequence[Mapping[str, Any]], part: Any) -> Iterator[Mapping[str, Any]]:
+    """Yield the schemas of a field or of an item; none if `part` is the name of a member of a union."""
+    for each in schemas:
+        if isinstance(part, int):
+            fixed = each.get("prefixItems") or []
+            below = fixed[part] if part < len(fixed) else each.get("items")
+        else:
+            below = (each.get("properties") or {}).get(part, each.get("additionalProperties"))
+        if isinstance(below, dict):
+            yield below
