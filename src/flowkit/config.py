@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from flowkit.errors import ConfigError
-from flowkit.text import suggestion
+from flowkit.text import kind_of, suggestion
 from flowkit.validation import settings
-from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
+from flowkit.validation.documents import Document
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     Layer = tuple[str, dict[str, Any]]
 
@@ -165,7 +165,8 @@ class CoordinatorConfig(_Kafka):
     def load(cls, path: str | Path | None = None, *, overrides: dict[str, Any] | None = None) -> Self:
         """Load the settings. Each layer overrides the previous one.
 
-        The layers are: defaults, JSON file, environment (`KAFKA_…`, `WORKER_TYPES`, `FLOWKIT_PAGE_URL`), `overrides`.
+        The layers are: defaults, JSON or YAML file, environment (`KAFKA_…`, `WORKER_TYPES`, `FLOWKIT_PAGE_URL`),
+        `overrides`.
         The file may be missing. Raise TypeError for an unknown key, and ConfigError for an invalid value.
         """
         return cls(
@@ -214,7 +215,7 @@ class WorkerConfig(_Topics):
     def load(
         cls, path: str | Path | None = "configs/worker.default.json", overrides: dict[str, Any] | None = None
     ) -> Self:
-        """Load the settings. Each layer overrides the previous one: defaults, JSON file, `overrides`.
+        """Load the settings. Each layer overrides the previous one: defaults, JSON or YAML file, `overrides`.
 
         The path is relative to the working directory, and the file may be missing. Raise TypeError for an unknown
         key, and ConfigError for an invalid value.
@@ -297,7 +298,7 @@ RULES = {
 
 
 def split_settings(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of a JSON file that engines have, and those that workers have. Both have some of them.
+    """Return the settings of a file that engines have, and those that workers have. Both have some of them.
 
     Raise ConfigError, which names the file, if it cannot be read, or if a setting is unknown or invalid.
     """
@@ -337,17 +338,13 @@ def _read_file(path: str | Path | None) -> Iterator[Layer]:
     if path is None:
         return
     try:
-        settings = load_json(Path(path).read_text(encoding="utf-8-sig"))
+        settings = Document.read(path).load()
     except FileNotFoundError:
         return
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (EqualKeys, JsonRefused) as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(settings, dict):
-        raise ConfigError(f"{path} must contain a JSON object, not {type(settings).__name__}")
+        raise ConfigError(
+            f"{path} must contain an object, not {'null' if settings is None else kind_of(settings)}"
+        )
     yield str(path), settings
 
 

@@ -33,6 +33,15 @@ STORED_PART_BYTES = 1_000_000
 LARGE_DOCUMENT_BYTES = 250_000
 """BSON size of a task document from which concurrent attempts wait for each other to share their writes."""
 
+FILE_BYTES = 64_000_000
+"""Largest JSON or YAML file that a command reads."""
+
+YAML_VALUES = 2_000_000
+"""Most values of a YAML text. An alias counts as what it stands for."""
+
+YAML_LEVELS = 200
+"""Most levels of nesting of a YAML text, as of a JSON text."""
+
 DOCUMENT_LEVELS = 100
 """Nesting levels of a MongoDB document. The document itself is the first; each nested object or list adds one."""
 

@@ -13,11 +13,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 ELLIPSIS = "…"
+EXCERPT = "\n  | "
+"""Begins each line of a text that an error or a warning shows below its own line."""
+
+SECRET_KEY = re.compile(
+    r"passw(or)?d|passphrase|secret|token|api_?key|access_?key|private_?key|authorization|credential|cookie",
+    re.IGNORECASE,
+)
+"""Names of values that are secrets."""
+SECRET_TEXT = re.compile(
+    r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"  # a JSON web token
+    r"|AKIA[A-Z0-9]{16}"  # an AWS access key
+    r"|AIza[\w-]{35}"  # a Google API key
+    r"|xox[baprs]-[\w-]+"  # a Slack token
+    r"|gh[pousr]_\w{30,}"  # a GitHub token
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]+-----|$)"
+    r"|(?<=(?i:bearer) )[\w.~+/=-]{16,}"
+    r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"  # the user and the password of an address
+)
+"""Secrets of well-known forms."""
 _NAMES = 3
 _COMPARED = 200
 """How many names one name is compared with."""
 
 _NAME_CHARS = 40
+_LINE_CHARS = 100
 _VALUE_CHARS = 80
 _HOST = r"(?:[A-Za-z0-9._%-]+|\[[0-9A-Fa-f:.%]+\])(?::\d{1,5})?"
 _ADDRESS = re.compile(
@@ -177,6 +197,16 @@ def printed(value: object) -> str:
     except (RecursionError, ValueError):  # ValueError: the integer has more digits than Python prints
         return f"{kind_of(value)} too large or nested too deeply to show"
     return printable(truncate(text, _VALUE_CHARS))
+
+
+def add_caret(problem: str, text: str, position: int) -> str:
+    """Return a problem, followed by the line of `text` that contains `position` and a caret below that place."""
+    start = text.rfind("\n", 0, position) + 1
+    column = position - start
+    first = start + max(0, column - _LINE_CHARS // 2)
+    line = text[first : first + _LINE_CHARS].partition("\n")[0]
+    shown = "".join(c if c.isprintable() else " " for c in line)
+    return f"{problem}{EXCERPT}{shown}{EXCERPT}{' ' * (position - first)}^"
 
 
 def shown_path(path: str, chars: int = _VALUE_CHARS) -> str:

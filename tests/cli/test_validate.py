@@ -136,13 +136,13 @@ def test_caret_points_at_the_error_of_a_condition(
     assert (
         capsys.readouterr().err
         == """\
-flowkit: node 'load': when: undeclared reference to 'gold'; the variables are nodes, params, vars
+flowkit: graph.json:1: node 'load': when: undeclared reference to 'gold'; the variables are nodes, params, vars
   | vars.sla == gold
   |             ^
 flowkit: graph.edges_ex 'extract' -> 'load': when: the expression is incomplete
   | size(vars.rows) +
   |                  ^
-flowkit: node 'store': when: 'extrcat' is not a node; did you mean 'extract'?
+flowkit: graph.json:1: node 'store': when: 'extrcat' is not a node; did you mean 'extract'?
   |   nodes.extrcat.status == 'failed'
   |   ^
 """

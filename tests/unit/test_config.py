@@ -182,11 +182,11 @@ def test_missing_file_is_not_an_error(config: type[Config], tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{", "is not valid JSON"),
-        ("", "is not valid JSON"),
-        ("[]", "must contain a JSON object, not list"),
-        ("null", "must contain a JSON object, not NoneType"),
-        (b"\xff\xfe\x00", "is not valid JSON"),
+        ("{", ":1:2: not JSON: Expecting property name"),
+        ("", ":1:1: not JSON: Expecting value"),
+        ("[]", " must contain an object, not a list"),
+        ("null", " must contain an object, not null"),
+        (b"\xff\xfe\x00", " is not UTF-8 in line 1"),
     ],
 )
 @pytest.mark.parametrize("config", BOTH)
@@ -194,7 +194,7 @@ def test_unreadable_file_is_named_in_the_error(
     config: type[Config], text: str | bytes, problem: str, file: Path
 ) -> None:
     file.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ConfigError, match=f"settings.json {problem}"):
+    with pytest.raises(ConfigError, match=f"settings.json{problem}"):
         config.load(file)
 
 

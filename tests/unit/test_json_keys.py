@@ -127,18 +127,19 @@ def test_duration_has_days_and_no_years(duration: timedelta, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "place", "column"),
     [
         (
             '{"nodes": [{"node_id": "a", "type": "e", "type": "f"}]}',
             "node 'a': nodes[0] has the key 'type' twice",
+            42,
         ),
-        ('{"nodes": [], "nodes": [1]}', "the top level has the key 'nodes' twice"),
-        ('{"a": {"x": 1, "x": 1}, "a": 2}', "the top level has the key 'a' twice"),
-        ('[[{"": 1, "": 2}]]', "[0][0] has the key '' twice"),
+        ('{"nodes": [], "nodes": [1]}', "the top level has the key 'nodes' twice", 15),
+        ('{"a": {"x": 1, "x": 1}, "a": 2}', "the top level has the key 'a' twice", 25),
+        ('[[{"": 1, "": 2}]]', "[0][0] has the key '' twice", 11),
     ],
 )
-def test_a_json_text_with_a_key_twice_is_refused(text: str, place: str, tmp_path: Path) -> None:
+def test_a_json_text_with_a_key_twice_is_refused(text: str, place: str, column: int, tmp_path: Path) -> None:
     with pytest.raises(EqualKeys) as raised:
         load_json(text)
     assert str(raised.value).startswith(place)
@@ -147,7 +148,7 @@ def test_a_json_text_with_a_key_twice_is_refused(text: str, place: str, tmp_path
     for read in (read_task, CoordinatorConfig.load):
         with pytest.raises(ConfigError) as refused:
             read(str(file))
-        assert str(refused.value).startswith(f"{file}: {place}")
+        assert str(refused.value).startswith(f"{file}:1:{column}: {place}")
 
 
 def test_refusal_costs_no_more_with_a_long_key_above_many_values() -> None:
@@ -161,7 +162,7 @@ def test_refusal_costs_no_more_with_a_long_key_above_many_values() -> None:
 
 
 def test_options_with_a_key_twice_are_refused() -> None:
-    with pytest.raises(ConfigError, match="--params: the top level has the key 'a' twice"):
+    with pytest.raises(ConfigError, match="--params:1:10: the top level has the key 'a' twice"):
         read_params('{"a": 1, "a": 2}')
     with pytest.raises(ConfigError, match="the top level has the key 'a' twice"):
         read_value('{"a": 1, "a": 2}')

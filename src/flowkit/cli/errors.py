@@ -15,7 +15,7 @@ import typer
 from flowkit import reason_codes
 from flowkit.cli import output
 from flowkit.errors import ConfigError, FlowKitError, GraphError
-from flowkit.text import one_line
+from flowkit.text import EXCERPT, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,6 +102,8 @@ class ErrorReport:
     code: str
     message: str
     remedy: str = ""
+    excerpt: str = ""
+    """The line of a file where the error is, with a caret below it; each line begins with EXCERPT."""
     problems: list[str] = field(default_factory=list)
     """The problems of an invalid graph; empty for any other error."""
     log_lines: list[str] = field(default_factory=list)
@@ -109,10 +111,10 @@ class ErrorReport:
 
     @property
     def lines(self) -> list[str]:
-        """One line for each problem."""
+        """One line for each problem, with its excerpt."""
         if self.problems or not self.message:
             return self.problems
-        return [f"{self.message}; {self.remedy}" if self.remedy else self.message]
+        return [(f"{self.message}; {self.remedy}" if self.remedy else self.message) + self.excerpt]
 
 
 def add_remedy(error: E, remedy: str) -> E:
@@ -127,11 +129,13 @@ def describe_error(error: Exception) -> ErrorReport:
     if isinstance(error, FlowKitError):
         end, usual = _ENDS.get(error.code, (Exit.UNEXPECTED, ""))
         problems = shown_problems(error) if isinstance(error, GraphError) else []
+        message, *excerpt = str(getattr(error, "headline", error)).split(EXCERPT)
         return ErrorReport(
             exit=end,
             code=error.code,
-            message=one_line(getattr(error, "headline", error)),
+            message=one_line(message),
             remedy=remedy or usual,
+            excerpt="".join(f"{EXCERPT}{line}" for line in excerpt),
             problems=problems,
             log_lines=getattr(error, "log_lines", []),
         )
@@ -167,8 +171,8 @@ def shown_problems(error: GraphError) -> list[str]:
 
 def _add_excerpt(problem: str) -> str:
     """Return a problem on one line, with the excerpt and the caret below it that a condition's problem has."""
-    text, *excerpt = problem.split("\n  | ")
-    return "\n  | ".join([one_line(text), *excerpt])
+    text, *excerpt = problem.split(EXCERPT)
+    return EXCERPT.join([one_line(text), *excerpt])
 
 
 def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:

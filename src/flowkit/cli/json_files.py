@@ -1,28 +1,28 @@
-"""Read graphs and params from files and from the command line."""
+"""Read graphs and params, in JSON or YAML, from files and from the command line."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import sys
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.cli.errors import add_remedy
-from flowkit.errors import ConfigError
+from flowkit.cli.loading import is_flow_name, load_flow
+from flowkit.errors import ConfigError, GraphError
+from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.submission import parse_input, validate_input
-from flowkit.text import one_line, printed
+from flowkit.limits import FILE_BYTES
+from flowkit.text import printed
+from flowkit.validation.documents import Document
 from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from flowkit.flow import Flow
     from flowkit.models import Graph
-
-_BOM = "\ufeff"
-"""With which some editors and shells begin a file."""
 
 _HERE = "this-file"
 """Placeholder for the task id while only graph and params are checked."""
@@ -34,46 +34,81 @@ class GivenTask:
 
     graph: Any
     params: Any = field(default_factory=dict)
+    document: Document | None = None
+    """The text with the graph, if there is one."""
+    path: tuple[str, ...] = ("nodes",)
+    """The keys in the text that lead to the nodes."""
 
     def checked(self, *, params_given: bool = True) -> Graph:
-        """Return the validated graph. Raise GraphError, with the text of `create_task`, if it is invalid.
+        """Return the validated graph.
+
+        Raise GraphError, with the texts of `create_task` and the lines of the nodes, if it is invalid.
 
         Without `params_given`, the params follow later, so they need not match the `params_schema` of the graph.
         """
-        parsed = validate_input(_HERE, {"params": self.params, "graph": self.graph})
-        asyncio.run(ParamsChecks().check(self.graph, self.params if params_given else None))
-        return parsed
+        try:
+            parsed = validate_input(_HERE, {"params": self.params, "graph": self.graph})
+            asyncio.run(ParamsChecks().check(self.graph, self.params if params_given else None))
+        except GraphError as error:
+            raise type(error)(self.locate(error.problems)) from None
+        return replace(parsed, warnings=tuple(self.locate(parsed.warnings)))
+
+    def locate(self, problems: Iterable[str]) -> list[str]:
+        """Return problems of the graph, with the line of the node before each that names one."""
+        if self.document is None or not isinstance(self.graph, dict):
+            return list(problems)
+        return self.document.locate(problems, self.graph.get("nodes"), self.path)
 
 
 def read_task(path: str, params: str | None = None, single: Sequence[str] = ()) -> GivenTask:
-    """Return the task in a file (`-` is stdin): a graph, or `{"params": …, "graph": …}`.
+    """Return the task in a file (`-` is stdin): a graph, or `{"params": …, "graph": …}`; or the graph of module:flow.
 
     The keys of `params` override those of the file, and those of `single` (`key=value`) override both. Raise
-    ConfigError if the file cannot be read or is not JSON, and GraphError if the outer structure is invalid.
+    ConfigError if the file cannot be read, or is neither JSON nor YAML, and GraphError if the outer structure is
+    invalid.
     """
-    given = _parse_json(_read(path, "graph file"), path)
+    if is_flow_name(path):
+        return _read_flow(load_flow(path), _read_given(params, single))
+    document = _read(path, "graph file")
+    given = document.load()
     if isinstance(given, dict) and "nodes" not in given and {"graph", "params"} & given.keys():
         new = parse_input(_HERE, given)
-        task = GivenTask(graph=new.graph, params=new.params)
+        task = GivenTask(graph=new.graph, params=new.params, document=document, path=("graph", "nodes"))
     else:
-        task = GivenTask(graph=given)
+        task = GivenTask(graph=given, document=document)
     if params is None and not single:
         return task
+    return replace(task, params={**task.params, **_read_given(params, single)})
+
+
+def _read_given(params: str | None, single: Sequence[str]) -> dict[str, Any]:
+    """Return the params of the command line."""
     more = {} if params is None else read_params(params)
-    own = read_pairs(single, "--param", "day=2026-01-31")
-    return GivenTask(graph=task.graph, params={**task.params, **more, **own})
+    return {**more, **read_pairs(single, "--param", "day=2026-01-31")}
+
+
+def _read_flow(flow: Flow[Any], params: dict[str, Any]) -> GivenTask:
+    """Return the task of a flow, with the default values of its params. Without any params, they may follow later."""
+    graph = flow.to_dict()
+    try:
+        return GivenTask(graph=graph, params=flow.dump_params(params))
+    except GraphError:
+        if params or not graph.get(PARAMS_SCHEMA, {}).get("required"):
+            raise
+        return GivenTask(graph=graph)
 
 
 def read_params(text: str) -> dict[str, Any]:
-    """Return params from JSON text, or from a file given as `@file`. Raise ConfigError if they are not an object."""
+    """Return params from JSON or YAML, or from a file given as `@file`. Raise ConfigError if they are no object."""
     return read_object(text, "--params", """params are an object, for example '{"day": "2026-01-31"}'""")
 
 
 def read_change(path: str) -> dict[str, Any]:
     """Return the object in a file (`-` is stdin) that changes the graph of a task. Raise ConfigError if it is none."""
-    value = _parse_json(_read(path, "file"), path)
+    document = _read(path, "file")
+    value = document.load()
     if not isinstance(value, dict):
-        problem = ConfigError(f"{'stdin' if path == '-' else path} holds {_name(value)}, not an object")
+        problem = ConfigError(f"{document.name} holds {_name(value)}, not an object")
         raise add_remedy(
             problem, """a change is an object, for example '{"nodes": [...], "changes": {...}}'"""
         )
@@ -111,22 +146,22 @@ def read_value(text: str) -> Any:
 
 
 def read_object(text: str, option: str, remedy: str) -> dict[str, Any]:
-    """Return the object in an option's JSON text, or in a file given as `@file`.
+    """Return the object in an option's JSON or YAML text, or in a file given as `@file`.
 
-    Raise ConfigError with the given remedy if it is not a JSON object.
+    Raise ConfigError with the given remedy if it is no object.
     """
-    value, place = _read_json(text, option)
+    value, place = _read_option(text, option)
     if not isinstance(value, dict):
         raise add_remedy(ConfigError(f"{place} holds {_name(value)}, not an object"), remedy)
     return value
 
 
 def read_objects(text: str, option: str, remedy: str) -> list[dict[str, Any]]:
-    """Return the list of objects in an option's JSON text, or in a file given as `@file`.
+    """Return the list of objects in an option's JSON or YAML text, or in a file given as `@file`.
 
     Raise as `read_object` does.
     """
-    value, place = _read_json(text, option)
+    value, place = _read_option(text, option)
     if not isinstance(value, list):
         raise add_remedy(ConfigError(f"{place} holds {_name(value)}, not a list of objects"), remedy)
     for each in value:
@@ -136,48 +171,27 @@ def read_objects(text: str, option: str, remedy: str) -> list[dict[str, Any]]:
     return value
 
 
-def _read_json(text: str, option: str) -> tuple[Any, str]:
-    """Return the value of an option that is JSON or `@file`, and the place to name in an error."""
-    path = text[1:] if text.startswith("@") else None
-    place = option if path is None else path
-    return _parse_json(text if path is None else _read(path, f"file of {option}"), place), place
+def _read_option(text: str, option: str) -> tuple[Any, str]:
+    """Return the value of an option that is a text or `@file`, and the place to name in an error."""
+    given = Document(name=option, text=text)
+    document = _read(text[1:], f"file of {option}") if text.startswith("@") else given
+    return document.load(), document.name
 
 
-def _read(path: str, what: str) -> str:
+def _read(path: str, what: str) -> Document:
+    if path == "-":
+        return _read_stdin()
     try:
-        return (
-            sys.stdin.read().removeprefix(_BOM) if path == "-" else Path(path).read_text(encoding="utf-8-sig")
-        )
+        return Document.read(path, f"{what} {path!r}")
     except FileNotFoundError:
-        raise add_remedy(
-            ConfigError(f"there is no {what} {path!r}"), "give the path of a JSON file"
-        ) from None
-    except (OSError, ValueError) as error:
-        problem = ConfigError(f"{what} {path!r} cannot be read: {one_line(error)}")
-        raise add_remedy(problem, "give the path of a JSON file") from None
+        problem = ConfigError(f"there is no {what} {path!r}")
+        raise add_remedy(problem, "give the path of a JSON or YAML file") from None
 
 
-def _parse_json(text: str, place: str) -> Any:
-    where = "stdin" if place == "-" else place
-    try:
-        return load_json(text)
-    except (EqualKeys, JsonRefused) as error:
-        raise ConfigError(f"{where}: {error}") from None
-    except ValueError as error:
-        problem = ConfigError(f"{where} is not JSON: {one_line(error)}")
-        raise add_remedy(problem, _suggest_json(text)) from None
-
-
-_YAML = re.compile(r"\s*(#.*\n\s*)*(---|- |[A-Za-z_][\w-]*:(\s|$))")
-
-
-def _suggest_json(text: str) -> str:
-    """Return how to correct a text that is not JSON."""
-    if _YAML.match(text):
-        return (
-            "it looks like YAML: convert it, for example with `yq -o=json` or Python's yaml and json modules"
-        )
-    return "put names and strings in double quotes; remove comments and trailing commas"
+def _read_stdin() -> Document:
+    if buffer := getattr(sys.stdin, "buffer", None):
+        return Document.of_bytes("stdin", buffer.read(FILE_BYTES + 1))
+    return Document(name="stdin", text=sys.stdin.read())
 
 
 def _name(value: object) -> str:

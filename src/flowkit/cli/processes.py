@@ -26,9 +26,18 @@ from flowkit.core.loops import run
 
 @with_options
 def engine(
+    flows: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FLOW]...",
+            help="Flows, as module:flow. The engine runs their functions, and hosts their inline handlers.",
+        ),
+    ] = None,
     *,
     where: Where,
-    config: Annotated[str | None, typer.Option(help="JSON file with CoordinatorConfig settings.")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="JSON or YAML file with CoordinatorConfig settings.")
+    ] = None,
     page_url: Annotated[
         str | None,
         typer.Option(
@@ -49,6 +58,7 @@ def engine(
         page_url=page_url,
         functions=functions or [],
         handlers=roles or [],
+        flows=flows or [],
         verbose=verbose,
     )
     if check:
@@ -69,7 +79,9 @@ def bridge(
         str | None,
         typer.Option(help="Addresses of Kafka, as host:port, separated by commas (KAFKA_BOOTSTRAP_SERVERS)."),
     ] = None,
-    config: Annotated[str | None, typer.Option(help="JSON file with CoordinatorConfig settings.")] = None,
+    config: Annotated[
+        str | None, typer.Option(help="JSON or YAML file with CoordinatorConfig settings.")
+    ] = None,
     *,
     where: Where,
     reports: HealthOptions,
@@ -97,7 +109,10 @@ def bridge(
 
 @with_options
 def worker(
-    handlers: Annotated[list[str], typer.Argument(help="Handlers, as module:CLASS or module:object.")],
+    handlers: Annotated[
+        list[str],
+        typer.Argument(help="Handlers, as module:CLASS or module:object, or flows, as module:flow."),
+    ],
     roles: Annotated[
         list[str] | None,
         typer.Option("--role", help="Run only this role of the handlers. Can be repeated."),
@@ -107,14 +122,14 @@ def worker(
         typer.Option(min=1, help="Concurrent attempts for each role, in each process.  [default: 1]"),
     ] = None,
     processes: Processes = 1,
-    config: Annotated[str | None, typer.Option(help="JSON file with WorkerConfig settings.")] = None,
+    config: Annotated[str | None, typer.Option(help="JSON or YAML file with WorkerConfig settings.")] = None,
     *,
     where: Where,
     reports: HealthOptions,
     check: Check = False,
     verbose: Verbose = False,
 ) -> int:
-    """Run a worker for the roles of the given handlers."""
+    """Run a worker for the roles of the given handlers, and of the handlers of the given flows."""
     command = WorkerCommand(
         where=where,
         config=config,

@@ -5,4 +5,4 @@ from flowkit.server import check_packages
 
 def check_installed() -> None:
     """Raise ConfigError if a package is not installed that the gateway needs."""
-    check_packages("the gateway", extra="gateway", needs=("aiohttp", "cryptography", "ruamel"))
+    check_packages("the gateway", extra="gateway", needs=("aiohttp", "cryptography"))

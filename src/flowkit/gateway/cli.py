@@ -144,7 +144,7 @@ def _run(
 @gateway.command("import")
 @with_options
 def import_flow(
-    file: Annotated[Path, typer.Argument(help="YAML file with a flow; docs/flows.md has the forms.")],
+    file: Annotated[Path, typer.Argument(help="YAML or JSON file with a flow; docs/flows.md has the forms.")],
     url: Annotated[str, typer.Option(envvar="COORDINATOR_URL", help="Address of the gateway.")] = DEFAULT_URL,
     token: Annotated[
         str | None, typer.Option(envvar="FLOWKIT_TOKEN", help="Token for the gateway.", show_default=False)
@@ -161,7 +161,7 @@ def import_flow(
     ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """Create the flow of a YAML file, with its jobs, and optionally start it."""
+    """Create the flow of a YAML or JSON file, with its jobs, and optionally start it."""
     check_installed()
     from flowkit.gateway.importing import read_flow_file
 

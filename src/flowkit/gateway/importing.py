@@ -1,35 +1,22 @@
-"""Flows from YAML files: a file becomes calls of the gateway, which create its entities."""
+"""Flows from YAML or JSON files: a file becomes calls of the gateway, which create its entities."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import isfinite
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.composer import Composer
-from ruamel.yaml.constructor import SafeConstructor
-from ruamel.yaml.error import YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from flowkit.errors import ConfigError
 from flowkit.gateway import models
-from flowkit.text import printed
+from flowkit.validation.documents import Document
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 _IDS_OF_A_FLOW: Final = 10_000
 """Jobs without an id of their own get `flow id * 10,000 + position`."""
-
-_LEVELS: Final = 100
-_VALUES: Final = 500_000
-"""Most levels of nesting, and most values, of a YAML file. An alias counts as what it stands for."""
-
-_DIGITS: Final = 400
-"""Most characters of a number in a YAML file."""
 
 _NODE_FIELDS: Final = ("depends", "prerequisites", "supervisor_url")
 
@@ -106,123 +93,16 @@ class Import:
     """Methods and their parameters, in order."""
 
 
-def load_yaml(text: str) -> Any:
-    """Return the value of a YAML text. Raise YAMLError, or ValueError, which names the line, if it is not acceptable.
-
-    A short text can stand for a very large value, because each alias repeats what it stands for.
-    """
-    yaml = YAML(typ="safe", pure=True)
-    yaml.Composer, yaml.Constructor = _FlatComposer, _SmallConstructor
-    return yaml.load(text)
-
-
-class _FlatComposer(Composer):
-    """Composes nodes up to a level of nesting, since the parser is recursive."""
-
-    _level = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Return the next node. Raise ValueError if it is nested too deeply."""
-        self._level += 1
-        if self._level > _LEVELS:
-            raise ValueError(_too_deep(self.parser.peek_event().start_mark.line))
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self._level -= 1
-
-
-class _SmallConstructor(SafeConstructor):
-    """Constructs a document only if it is small with its aliases replaced."""
-
-    def construct_document(self, node: Node) -> Any:
-        """Return the value of a document. Raise ValueError if it is not acceptable."""
-        _measure(node, {})
-        return super().construct_document(node)
-
-    def construct_object(self, node: Node, deep: bool = False) -> Any:
-        """Return the value of a node. Raise ValueError for a scalar such as `2026-13-45` or `!!bool maybe`."""
-        try:
-            return super().construct_object(node, deep)
-        except (LookupError, TypeError, ValueError):
-            if not isinstance(node, ScalarNode):
-                raise
-            raise ValueError(
-                f"line {node.start_mark.line + 1}: {printed(node.value)} is no {str(node.tag).rpartition(':')[2]}; "
-                "correct it, or put a text in quotes"
-            ) from None
-
-
-def _measure(node: Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
-    """Return how many values, and how many levels, a node has with its aliases replaced.
-
-    `known` are the nodes seen before, to which an alias can refer; None for those that contain this one.
-    Raise ValueError for a node that is too large, contains itself, or is a number with too many digits.
-    """
-    if id(node) in known:
-        if (before := known[id(node)]) is None:
-            raise ValueError(
-                f"line {node.start_mark.line + 1}: the value contains itself by an alias; remove it"
-            )
-        return before
-    known[id(node)] = None
-    values, levels = 1, 1
-    for part in _parts(node):
-        inner = _measure(part, known)
-        values, levels = values + inner[0], max(levels, 1 + inner[1])
-    line = node.start_mark.line
-    if values > _VALUES:
-        raise ValueError(
-            f"line {line + 1}: the value has more than {_VALUES:,} parts with its aliases; use fewer"
-        )
-    if levels > _LEVELS:
-        raise ValueError(_too_deep(line))
-    known[id(node)] = values, levels
-    return values, levels
-
-
-def _parts(node: Node) -> Iterator[Node]:
-    """Yield the nodes in a node. Raise ValueError for a number that JSON does not have, or with too many digits."""
-    match node:
-        case MappingNode():
-            for pair in node.value:
-                yield from pair
-        case SequenceNode():
-            yield from node.value
-        case ScalarNode() if str(node.tag).endswith((":int", ":float")):
-            digits = node.value.lower().replace("_", "")
-            if len(digits) > _DIGITS or _is_infinite(digits):
-                raise ValueError(
-                    f"line {node.start_mark.line + 1}: {printed(node.value)} is beyond the range of numbers; "
-                    "put a text in quotes"
-                )
-
-
-def _is_infinite(digits: str) -> bool:
-    try:
-        return not isfinite(float(digits.replace(".inf", "inf").replace(".nan", "nan")))
-    except ValueError:
-        return False  # a number with another base
-
-
-def _too_deep(line: int) -> str:
-    return f"line {line + 1}: the value is nested deeper than {_LEVELS} levels; make it flatter"
-
-
 def read_flow_file(path: Path, overrides: Mapping[str, int | None] | None = None) -> Import:
-    """Return the calls that create the flow of a YAML file.
+    """Return the calls that create the flow of a YAML or JSON file.
 
     `overrides` replaces `context`, `caller` and `flow`, by name. Raise ConfigError, which names the file and the field,
     if it cannot be read or is not valid.
     """
     try:
-        document = load_yaml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
-    except ValueError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        document = Document.read(path).load()
+    except FileNotFoundError:
+        raise ConfigError(f"there is no file {str(path)!r}; give the path of a YAML or JSON file") from None
     try:
         return plan_import(_parse(document), overrides or {})
     except ValidationError as error:

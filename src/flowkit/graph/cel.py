@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowkit.errors import BadCondition
 from flowkit.limits import EXPRESSION_VALUE_BYTES
-from flowkit.text import suggestion, truncate
+from flowkit.text import add_caret, suggestion, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +25,6 @@ PARAMS, VARS, NODES = "params", "vars", "nodes"
 ROOTS = frozenset([PARAMS, VARS, NODES])
 """The variables of an expression. All are objects with values of any type."""
 
-_SHOWN_CHARS = 100
 """Longest part of an expression's line that a message shows."""
 
 _PROBLEM_CHARS = 300
@@ -270,16 +269,6 @@ def _suggest_token(text: str, position: int) -> str:
     token = next((each for each in _TOKEN.finditer(text) if each.start() <= position < each.end()), None)
     given = "not" if re.search(r"\bnot\s+$", text[:position]) else token[0] if token else ""
     return f"did you mean {_INSTEAD[given]!r}?" if given in _INSTEAD else ""
-
-
-def add_caret(problem: str, text: str, position: int) -> str:
-    """Return a problem, followed by the line of `text` that contains `position` and a caret below that place."""
-    start = text.rfind("\n", 0, position) + 1
-    line = text[start:].partition("\n")[0]
-    column = position - start
-    first = max(0, column - _SHOWN_CHARS // 2)
-    shown = "".join(c if c.isprintable() else " " for c in line[first : first + _SHOWN_CHARS])
-    return f"{problem}\n  | {shown}\n  | {' ' * (column - first)}^"
 
 
 class Access(NamedTuple):

@@ -21,7 +21,7 @@ from flowkit.graph.cel import VARS
 from flowkit.graph.expressions import HIDDEN, find_expressions, hide, list_forms, may_hold_expressions
 from flowkit.graph.field_checks import encode_json, when_problem
 from flowkit.limits import CONDITIONS_BYTES
-from flowkit.text import printable, printed, suggestion, truncate
+from flowkit.text import add_caret, printable, printed, suggestion, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -149,7 +149,7 @@ def _expression_problems(
             for access in expression.accesses:
                 problem = _access_problem(access, node, above[node.index], index_of)
                 if problem:
-                    yield f"{where}: {cel.add_caret(problem, text, access.position)}"
+                    yield f"{where}: {add_caret(problem, text, access.position)}"
 
 
 def _access_problem(access: Access, node: Node, ancestors: int, index_of: dict[str, int]) -> str | None:

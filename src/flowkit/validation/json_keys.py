@@ -33,6 +33,9 @@ _LEAVES = frozenset([str, int, float, bool, bytes, type(None)])
 class EqualKeys(ValueError):
     """Two keys of one object are equal in JSON. The text names the place and both keys."""
 
+    path: tuple[str | int, ...] | None = None
+    """The keys and indexes that lead to the value of such a key in a JSON text; None if they are unknown."""
+
 
 def to_json_types(value: Any, *, inf_nan_mode: Any = "constants") -> Any:
     """Return a copy of `value` in JSON types, as `to_jsonable_python` does.
@@ -162,11 +165,15 @@ def _find_in_text(value: Any) -> str:
 class JsonRefused(ValueError):
     """A JSON text has a number or a nesting that FlowKit does not read. The text names the value or its place."""
 
+    path: tuple[str | int, ...] | None = None
+    """The keys and indexes that lead to the number; None if they are unknown."""
+
 
 class _Repeated(dict[str, Any]):
     """An object of a JSON text that has a key twice."""
 
     problem = ""
+    key = ""
 
 
 class _Infinite(float):
@@ -214,6 +221,7 @@ class _Reader:
             return made
         repeated = _Repeated(made)
         key = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        repeated.key = key
         repeated.problem = f"has the key {printed(key)} twice, and JSON keeps one of them; remove one"
         self.marked.append(repeated)
         return repeated
@@ -230,11 +238,14 @@ class _Reader:
 
     def describe(self, value: Any) -> ValueError:
         """Return the error about the first mark in `value`."""
-        place, marked = "an object", self.marked[0]
-        with suppress(RecursionError):
-            place, marked = next(_find_marked(value, None, ""), (place, marked))
-        kind = EqualKeys if isinstance(marked, _Repeated) else JsonRefused
-        return kind(f"{place} {marked.problem}")
+        place, marked, steps = "an object", self.marked[0], None
+        with suppress(RecursionError, StopIteration):
+            owner, path, marked = next(_find_marked(value, None, ""))
+            place, steps = f"{owner}{_place(path)}", _steps(path)
+        error = (EqualKeys if isinstance(marked, _Repeated) else JsonRefused)(f"{place} {marked.problem}")
+        if steps is not None:
+            error.path = (*steps, marked.key) if isinstance(marked, _Repeated) else steps
+        return error
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -251,8 +262,8 @@ def _why_refused(text: str | bytes) -> str:
     return remedy
 
 
-def _find_marked(value: Any, path: _Path, owner: str) -> Iterator[tuple[str, _Repeated | _Infinite]]:
-    """Yield the place of each marked value.
+def _find_marked(value: Any, path: _Path, owner: str) -> Iterator[tuple[str, _Path, _Repeated | _Infinite]]:
+    """Yield each marked value with the node that has it, as an error begins, and with its place.
 
     Only the outer of two nested objects with repeated keys may be in the value.
     """
@@ -260,7 +271,7 @@ def _find_marked(value: Any, path: _Path, owner: str) -> Iterator[tuple[str, _Re
     if is_object and isinstance(value.get("node_id"), str):
         owner = f"node {printed(value['node_id'])}: "
     if isinstance(value, (_Repeated, _Infinite)):
-        yield f"{owner}{_place(path)}", value
+        yield owner, path, value
     if is_object:
         for key, held in value.items():
             yield from _find_marked(held, (path, f".{key}"), owner)
@@ -269,9 +280,19 @@ def _find_marked(value: Any, path: _Path, owner: str) -> Iterator[tuple[str, _Re
             yield from _find_marked(held, (path, f"[{index}]"), owner)
 
 
-def _place(path: _Path) -> str:
+def _parts(path: _Path) -> list[str]:
     parts = []
     while path is not None:
         path, part = path
         parts.append(part)
-    return shown_path("".join(reversed(parts)).removeprefix(".")) if parts else "the top level"
+    return parts[::-1]
+
+
+def _place(path: _Path) -> str:
+    parts = _parts(path)
+    return shown_path("".join(parts).removeprefix(".")) if parts else "the top level"
+
+
+def _steps(path: _Path) -> tuple[str | int, ...]:
+    """Return the keys and indexes of a path."""
+    return tuple(part[1:] if part.startswith(".") else int(part[1:-1]) for part in _parts(path))

@@ -121,7 +121,7 @@ def run_process(
         ),
     ] = None,
     config: Annotated[
-        str | None, typer.Option(help="With --kafka: JSON file with the settings kafka_….")
+        str | None, typer.Option(help="With --kafka: JSON or YAML file with the settings kafka_….")
     ] = None,
     *,
     where: Where,
@@ -243,13 +243,15 @@ def submit(
     graph: Annotated[
         str | None,
         typer.Argument(
-            metavar="[GRAPH]", help="JSON file with a graph, or with params and graph; - reads stdin."
+            metavar="[GRAPH]",
+            help="JSON or YAML file with a graph, or with params and graph (- reads stdin), or a flow as module:flow.",
         ),
     ] = None,
     tenant: Annotated[str, typer.Option(help="Tenant of the user.")] = DEFAULT_TENANT,
     priority: Annotated[Priority, typer.Option(help="Band in which the request waits.")] = Priority.NORMAL,
     params: Annotated[
-        str | None, typer.Option(help="Params as JSON, or @FILE; they override those of GRAPH key by key.")
+        str | None,
+        typer.Option(help="Params as JSON or YAML, or @FILE; they override those of GRAPH key by key."),
     ] = None,
     request_id: Annotated[
         str | None, typer.Option("--id", callback=_check_new_id, help="Id. Default: a new UUID.")

@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowkit.graph.expressions import HIDDEN, hide
+from flowkit.text import SECRET_KEY, SECRET_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-_SECRET_KEY = re.compile(
-    r"passw(or)?d|passphrase|secret|token|api_?key|access_?key|private_?key|authorization|credential|cookie",
-    re.IGNORECASE,
-)
-_SECRET_TEXT = re.compile(
-    r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"  # a JSON web token
-    r"|AKIA[A-Z0-9]{16}"  # an AWS access key
-    r"|AIza[\w-]{35}"  # a Google API key
-    r"|xox[baprs]-[\w-]+"  # a Slack token
-    r"|gh[pousr]_\w{30,}"  # a GitHub token
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]+-----|$)"
-    r"|(?<=(?i:bearer) )[\w.~+/=-]{16,}"
-    r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"  # the user and the password of an address
-)
 
 
 class Mask:
@@ -42,7 +27,7 @@ class Mask:
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""
-        return hide(_SECRET_TEXT.sub(HIDDEN, text), [*self._secrets])
+        return hide(SECRET_TEXT.sub(HIDDEN, text), [*self._secrets])
 
     def value(self, value: Any) -> Any:
         """Return a value of JSON without secrets."""
@@ -56,7 +41,7 @@ class Mask:
         return value
 
     def _hold(self, key: object, held: Any) -> Any:
-        return _hide_texts(held) if _SECRET_KEY.search(str(key)) else self.value(held)
+        return _hide_texts(held) if SECRET_KEY.search(str(key)) else self.value(held)
 
 
 def _hide_texts(held: Any) -> Any:
@@ -75,7 +60,7 @@ def _list_secrets(value: Any, *, named: bool) -> Iterator[str]:
     match value:
         case Mapping():
             for key, held in value.items():
-                yield from _list_secrets(held, named=named or bool(_SECRET_KEY.search(str(key))))
+                yield from _list_secrets(held, named=named or bool(SECRET_KEY.search(str(key))))
         case list() | tuple():
             for held in value:
                 yield from _list_secrets(held, named=named)

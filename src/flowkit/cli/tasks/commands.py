@@ -35,7 +35,8 @@ WatchIt = Annotated[bool, typer.Option("--watch", "-w", help="Show the nodes unt
 def run(
     graph: GraphFile,
     params: Annotated[
-        str | None, typer.Option(help="Params as JSON, or @FILE; they override those of GRAPH key by key.")
+        str | None,
+        typer.Option(help="Params as JSON or YAML, or @FILE; they override those of GRAPH key by key."),
     ] = None,
     param: Annotated[
         list[str] | None,

@@ -151,7 +151,7 @@ def retry(
     given_input: Annotated[
         str | None,
         typer.Option(
-            "--input", help="Keys of input_inline to replace, as JSON or @FILE; --set overrides them."
+            "--input", help="Keys of input_inline to replace, as JSON, YAML or @FILE; --set overrides them."
         ),
     ] = None,
     timeout_sec: Annotated[float | None, typer.Option(help="New time limit of one attempt.")] = None,
@@ -203,7 +203,7 @@ def complete(
     batches: Annotated[
         str | None,
         typer.Option(
-            help="Batches for the nodes that pull from it, as JSON or @FILE: a list of objects with "
+            help="Batches for the nodes that pull from it, as JSON, YAML or @FILE: a list of objects with "
             "batch_uid and metrics."
         ),
     ] = None,
@@ -304,7 +304,7 @@ def change(
         str | None,
         typer.Argument(
             metavar="[FILE]",
-            help="A JSON file with `nodes`, `edges` and `edges_ex` to add, and `changes` by node id; - for stdin.",
+            help="JSON or YAML file with `nodes`, `edges` and `edges_ex` to add, `changes` by node id; - for stdin.",
         ),
     ] = None,
     setting: Annotated[

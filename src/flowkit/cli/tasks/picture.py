@@ -15,6 +15,7 @@ import typer
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.json_files import read_task
+from flowkit.cli.loading import is_flow_name, module_exists
 from flowkit.cli.options import AnyQueue, Where, with_options
 from flowkit.errors import ConfigError, UnknownTask
 from flowkit.pictures.formats import SUFFIXES, Format, draw
@@ -23,6 +24,7 @@ from flowkit.pictures.text import COLUMNS, to_text
 from flowkit.reading.graphs import view_graph, view_nodes
 from flowkit.text import one_line, shown_path
 from flowkit.validation import arguments
+from flowkit.validation.documents import VALUE_SUFFIXES
 
 if TYPE_CHECKING:
     from flowkit.pictures.model import Picture
@@ -35,7 +37,8 @@ def graph(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="TASK|GRAPH", help="Id of a task, or JSON file with a graph as for `run`; - reads stdin."
+            metavar="TASK|GRAPH",
+            help="Id of a task, or JSON or YAML file with a graph as for `run`; - reads stdin.",
         ),
     ],
     form: Annotated[
@@ -110,8 +113,10 @@ def _check_target(target: Path, source: str) -> None:
 
 
 def _is_task(source: str) -> bool:
-    """Return whether an argument is the id of a task: it is no file, and no name of a JSON file."""
-    return source != "-" and not source.endswith(".json") and not os.path.isfile(source)
+    """Return whether an argument is the id of a task: no file, no name of a JSON or YAML file, and no flow."""
+    if source == "-" or source.lower().endswith(VALUE_SUFFIXES) or os.path.isfile(source):
+        return False
+    return not (is_flow_name(source) and module_exists(source))
 
 
 def _read_file(path: str) -> Picture:
@@ -132,7 +137,7 @@ async def _read_task(task_id: str, where: Where) -> Picture:
             if pending := await both.tasks.find_pending(task_id):
                 problem = ConfigError(f"task {task_id!r} has not started: {pending.text}")
                 raise add_remedy(problem, "draw it once it runs, or draw its file") from None
-            remedy = "run `flowkit list` to see the existing tasks, or give the path of a JSON file"
+            remedy = "run `flowkit list` to see the existing tasks, or give the path of a JSON or YAML file"
             raise add_remedy(error, remedy) from None
         view = await reader.view()
         document = await both.catalog.document(task_id)

@@ -25,7 +25,10 @@ from flowkit.text import count_of
 
 GraphFile = Annotated[
     str,
-    typer.Argument(metavar="GRAPH", help="JSON file with a graph, or with params and graph; - reads stdin."),
+    typer.Argument(
+        metavar="GRAPH",
+        help="JSON or YAML file with a graph, or with params and graph (- reads stdin), or a flow as module:flow.",
+    ),
 ]
 
 

@@ -55,7 +55,7 @@ def task_vars(
         typer.Option(
             "--merge",
             metavar="JSON",
-            help="Merge a JSON object, or one from @FILE; its leaves overwrite others.",
+            help="Merge an object in JSON or YAML, or one from @FILE; its leaves overwrite others.",
         ),
     ] = None,
     adds: Annotated[

@@ -26,7 +26,8 @@ def up(
     handlers: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Handlers for the workers, as module:CLASS or module:object. Without handlers, no worker starts."
+            help="Handlers for the workers, as module:CLASS or module:object, or flows, as module:flow. Without "
+            "handlers, no worker starts. The engine runs the functions and inline handlers of flows."
         ),
     ] = None,
     only: Annotated[
@@ -57,7 +58,7 @@ def up(
         typer.Option(min=1, help="Concurrent attempts for each role, in each worker.  [default: 1]"),
     ] = None,
     config: Annotated[
-        str | None, typer.Option(help="JSON file with CoordinatorConfig and WorkerConfig settings.")
+        str | None, typer.Option(help="JSON or YAML file with CoordinatorConfig and WorkerConfig settings.")
     ] = None,
     reload: Annotated[
         bool,
@@ -91,7 +92,7 @@ def up(
 ) -> None:
     """Run Temporal with its Web UI, MongoDB, an engine and workers until Ctrl-C. For development."""
     log_warnings(verbose)
-    from flowkit.cli.loading import check_file, check_names, look_in_current_folder
+    from flowkit.cli.loading import check_file, check_names, find_flows, look_in_current_folder
     from flowkit.cli.up.plan import UpOptions, UpPart, make_plan, parse_external, parse_parts
     from flowkit.payload_converter import configured_converter
 
@@ -99,8 +100,12 @@ def up(
     external_roles = parse_external(external or [])
     if install:
         return _install([*(parse_parts(only or []) or UpPart), *(["kafka"] if external_roles else [])])
+    check_names([*(handlers or ()), *(roles or ()), *_list_targets(functions or [])])
+    look_in_current_folder()
+    flows = find_flows(handlers or [])
     options = UpOptions(
-        handlers=tuple(handlers or ()),
+        handlers=tuple(name for name in handlers or () if name not in flows or flows[name].handlers),
+        flows=tuple(flows),
         only=tuple(only or ()),
         data=data,
         port_base=port_base,
@@ -117,8 +122,6 @@ def up(
         verbose=verbose,
     )
     plan = make_plan(options, os.environ)
-    check_names([*options.handlers, *options.roles, *_list_targets(functions or [])])
-    look_in_current_folder()
     if config is not None:
         check_file(config)
     configured_converter()

@@ -75,6 +75,9 @@ class UpOptions:
     """The options of `flowkit up`."""
 
     handlers: tuple[str, ...] = ()
+    """Handlers and flows that the workers run."""
+    flows: tuple[str, ...] = ()
+    """Flows whose functions and inline handlers the engine runs."""
     only: tuple[str, ...] = ()
     data: Path | None = None
     port_base: int | None = None
@@ -88,7 +91,7 @@ class UpOptions:
     queue: str = DEFAULT_QUEUE
     database: str = DEFAULT_DATABASE
     config: str | None = None
-    """JSON file with settings of engines and workers."""
+    """JSON or YAML file with settings of engines and workers."""
     reload: bool = False
     products: tuple[str, ...] = ()
     """The products of which to start a process."""
