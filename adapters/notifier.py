@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from flowkit.adapters.entries import Entry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
 T = TypeVar("T")
 
 MOST_KEPT = 1_000
 """How many notifications with a row a listener keeps. Beyond that, it has to read the database."""
+
+waits_for_others: ContextVar[Callable[[], AbstractContextManager[object]]] = ContextVar(
+    "flowkit_waits_for_others", default=nullcontext
+)
+"""What surrounds a wait for other nodes. A simulated clock goes on meanwhile."""
 
 
 class Claimed(NamedTuple):
@@ -46,7 +53,7 @@ class Listener(Generic[T]):
 
     async def wait(self, most: float) -> None:
         """Return after a notification, but no later than after `most` seconds."""
-        with suppress(TimeoutError):
+        with suppress(TimeoutError), waits_for_others.get()():
             async with asyncio.timeout(most):
                 await self._event.wait()
 

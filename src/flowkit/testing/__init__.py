@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowkit.testing.context import HandlerContext, handler_context
-from flowkit.testing.graphs import GraphRun, NodeRun, run_graph
+from flowkit.testing.graphs import GraphRun, NodeRun, run_graph, simulate
 from flowkit.testing.memory import memory_database
+from flowkit.testing.simulation.server import TaskStuck
+from flowkit.testing.simulation.steering import SimulatedTask
+from flowkit.testing.stubs import Stub, stub
 
 if TYPE_CHECKING:
     from flowkit.testing.external import ExternalWorker, Misbehavior
@@ -17,9 +20,14 @@ __all__ = [
     "HandlerContext",
     "Misbehavior",
     "NodeRun",
+    "SimulatedTask",
+    "Stub",
+    "TaskStuck",
     "handler_context",
     "memory_database",
     "run_graph",
+    "simulate",
+    "stub",
 ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,16 @@ from flowkit.engine.worker import (
     read_activity_name,
 )
 from flowkit.errors import ConfigError
-from flowkit.models import ENGINE_TYPES
+from flowkit.models import AttemptInput, CloseTask, NodeStatus, RecordTask
+from flowkit.reading.state import list_roles
 from flowkit.worker.runner import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.adapters.mongo import Database
-    from flowkit.models import AttemptInput, FirstBatch, Graph, Node, Settings
+    from flowkit.core.time import Clock
+    from flowkit.models import FirstBatch, NodeRecord, Settings, ShardStarted
     from flowkit.worker import RoleHandler
 
 RUN = "test-run"
@@ -37,7 +39,8 @@ class LocalSignals:
     """Passes the signals of attempts to the task that runs in this process, in place of Temporal's client."""
 
     def __init__(self) -> None:
-        self.receive: Callable[[FirstBatch], None] = lambda batch: None
+        self.receive: Callable[[FirstBatch | ShardStarted], None] = lambda record: None
+        self.request_cancel: Callable[[str], None] = lambda reason: None
 
     def as_client(self) -> Any:
         """Return this object as the client of activities."""
@@ -47,45 +50,93 @@ class LocalSignals:
         """Return this object as the handle of the only task."""
         return self
 
-    async def signal(self, name: str, batch: FirstBatch, *, rpc_timeout: object = None) -> None:
+    async def signal(
+        self, name: str, record: FirstBatch | ShardStarted, *, rpc_timeout: object = None
+    ) -> None:
         """Pass on the signal."""
-        self.receive(batch)
+        self.receive(record)
 
-    async def cancel(self, **options: object) -> None:
-        """Raise RuntimeError, because tasks without Temporal cannot be cancelled."""
-        raise RuntimeError("a task of run_graph cannot be cancelled")
+    async def cancel(self, *, reason: str = "", **options: object) -> None:
+        """Request that the task stop."""
+        self.request_cancel(reason)
+
+
+class Trace:
+    """When nodes begin and end, oldest first: the id of a node, and `begins` or `ends`, which an attempt does."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self._ended: set[str] = set()
+
+    @contextmanager
+    def call(self, given: object) -> Iterator[None]:
+        """Note what the input of an activity says: that an attempt runs, or that nodes without attempts have ended."""
+        if isinstance(given, AttemptInput):
+            self.events.append((given.node_id, "begins"))
+            try:
+                yield
+            finally:
+                self.events.append((given.node_id, "ends"))
+            return
+        if isinstance(given, RecordTask | CloseTask):
+            self._note_ends(given.nodes)
+        yield
+
+    def _note_ends(self, records: Iterable[NodeRecord]) -> None:
+        for each in records:
+            if each.epoch == 0 and each.status is NodeStatus.FINISHED and each.node_id not in self._ended:
+                self._ended.add(each.node_id)
+                self.events += [(each.node_id, "begins"), (each.node_id, "ends")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Executors:
-    """Runs nodes, and opens, records and closes tasks. Errors are the ones that activities raise to Temporal."""
+    """The activities of an engine and of a worker. Errors are the ones that activities raise to Temporal."""
 
     settings: Settings
     signals: LocalSignals
+    trace: Trace
     _engine: Mapping[str | None, Callable[..., Any]]
     _role: Callable[[str], Callable[..., Any]]
+    _roles: Collection[str]
 
-    async def attempt(self, node: Node, given: AttemptInput) -> None:
-        """Run one attempt. Raise ApplicationError, with the details of the failure, if it fails."""
-        called = self._engine[node.io.fn] if node.is_function else self._role(node.type)
-        await self._call(called, given, given.task_id)
+    def find(self, name: str, queue: str) -> Callable[..., Any]:
+        """Return the activity with this name on a task queue; `""` stands for the engine itself."""
+        own = {"", self.settings.queue, self.settings.function_queue}
+        if queue in own:
+            return self._engine[name]
+        if name not in self._roles:
+            raise ConfigError(
+                f"no handler for role {name!r}, which a change of the graph has added: pass one"
+            )
+        return self._role(name)
 
-    async def engine(self, name: str, record: Any) -> Any:
-        """Call one of the engine's own activities, and return its result."""
-        return await self._call(self._engine[name], record, record.task_id)
-
-    async def _call(self, activity: Callable[..., Any], record: object, task_id: str) -> Any:
-        environment = ActivityEnvironment(self.signals.as_client())
-        environment.info = replace(environment.info, workflow_id=task_id, workflow_run_id=RUN)
-        return await environment.run(activity, record)
+    def environment(self, task_id: str, run_id: str, *, is_local: bool) -> ActivityEnvironment:
+        """Return the environment in which an activity runs."""
+        made = ActivityEnvironment(self.signals.as_client())
+        made.info = replace(made.info, workflow_id=task_id, workflow_run_id=run_id, is_local=is_local)
+        return made
 
 
 @asynccontextmanager
 async def executors(
-    db: Database, graph: Graph, handlers: Sequence[RoleHandler], functions: Mapping[str, Any]
+    db: Database,
+    graph: dict[str, Any],
+    handlers: Sequence[RoleHandler],
+    functions: Mapping[str, Any],
+    clock: Clock,
 ) -> AsyncIterator[Executors]:
-    """Yield the executors for `graph` over one database. Raise ConfigError if a role has no handler or two."""
-    worker = Worker(db=db, roles=_create_roles(graph), handlers=_group_by_role(handlers))
+    """Yield the executors for `graph` over one database. Raise ConfigError if a role has no handler or two.
+
+    Handlers see `clock` as `ctx.clock`.
+    """
+    by_role = _group_by_role(handlers)
+    worker = Worker(
+        db=db, roles=[*{**dict.fromkeys(list_roles(graph)), **by_role}], handlers=by_role, clock=clock
+    )
+    worker.versions = dict.fromkeys(
+        worker.versions, ""
+    )  # Errors then name no worker, so that tests can compare them.
     tasks, config = TaskStore(db), CoordinatorConfig()
     await tasks.prepare()
     settings = make_settings(
@@ -104,15 +155,13 @@ async def executors(
         yield Executors(
             settings=settings,
             signals=LocalSignals(),
+            trace=Trace(),
             _engine=by_name,
             _role=(await worker.open()).activity_for,
+            _roles=worker.roles,
         )
     finally:
         await worker.stop()
-
-
-def _create_roles(graph: Graph) -> list[str]:
-    return list(dict.fromkeys(node.type for node in graph.nodes if node.type not in ENGINE_TYPES))
 
 
 def _group_by_role(handlers: Sequence[RoleHandler]) -> dict[str, RoleHandler]:

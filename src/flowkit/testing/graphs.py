@@ -2,61 +2,107 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from flowkit.activities.builtin_functions import default_adapters
 from flowkit.activities.params_checks import ParamsChecks
-from flowkit.adapters.artifacts import ArtifactStore
-from flowkit.adapters.tasks.store import TaskStore
+from flowkit.core.time import SystemClock
+from flowkit.errors import ConfigError
 from flowkit.graph.submission import convert_to_json, parse_input, validate_input
 from flowkit.graph.validation import raise_if, unknown_function
-from flowkit.models import NodeStatus
 from flowkit.testing.executors import executors
 from flowkit.testing.memory import memory_database
-from flowkit.testing.task import InProcessTask
+from flowkit.testing.runs import GraphRun, NodeRun, read_run
+from flowkit.testing.simulation.clock import VirtualClock
+from flowkit.testing.simulation.server import TaskServer
+from flowkit.testing.simulation.steering import SimulatedTask, decide_all
+from flowkit.testing.stubs import Stub
+from flowkit.text import names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+    from datetime import datetime
 
     from flowkit.adapters.mongo import Database
-    from flowkit.models import Node
+    from flowkit.core.time import Clock
+    from flowkit.models import Graph
+    from flowkit.testing.simulation.steering import Decisions
     from flowkit.worker import RoleHandler
 
+    Script = Callable[[SimulatedTask], Awaitable[object]]
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeRun:
-    """The outcome of one node."""
+__all__ = ["GraphRun", "NodeRun", "Pipeline", "run_graph", "simulate"]
 
-    status: str
-    attempts: int
-    batches: list[dict[str, Any]]
-    """The `metrics` that its batches returned, oldest first, even if the node failed later."""
-    final: dict[str, Any]
-    """The metrics that `finalize` returned."""
-    error: str | None
-    """Why the node failed, as in `last_error` of the task document."""
-    skip_reason: str | None
+_PATIENCE_SEC = 10.0
+_HASTE_SEC = 0.2
+"""How long `run_graph` lets working attempts delay the retries of others."""
+
+_WAITS = ("deadline_sec", "hold_sec", "hold_on_failure", "prerequisites")
+"""Fields of graphs and nodes that `run_graph` ignores."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GraphRun:
-    """The outcome of a task that `run_graph` ran."""
+@runtime_checkable
+class TypedGraph(Protocol):
+    """A graph in Python, with its handlers and functions, such as a Flow."""
 
-    task_id: str
-    status: str
-    reason: str | None
-    """Why the task failed, or None."""
-    nodes: dict[str, NodeRun]
-    vars: dict[str, Any]
-    """The variables of the task at its end."""
-    db: Database
-    """The database with the documents of the task."""
+    @property
+    def handlers(self) -> Mapping[str, RoleHandler]:
+        """The handlers by role."""
+
+    @property
+    def functions(self) -> Mapping[str, Any]:
+        """The functions by name."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the graph."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A graph with what runs it."""
+
+    graph: dict[str, Any]
+    handlers: list[RoleHandler]
+    functions: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        graph: dict[str, Any] | TypedGraph,
+        handlers: Collection[RoleHandler],
+        functions: Mapping[str, Any] | None,
+    ) -> Pipeline:
+        """Return the pipeline of a graph, or of a typed graph with its own handlers and functions.
+
+        `handlers` replace those of a typed graph by role.
+        """
+        own: Mapping[str, RoleHandler] = {}
+        known: Mapping[str, Any] = {}
+        plain: Any = graph
+        if isinstance(graph, TypedGraph):
+            plain, own, known = graph.to_dict(), graph.handlers, graph.functions
+        replaced = {each.role for each in handlers}
+        kept = [handler for role, handler in own.items() if role not in replaced]
+        return cls(graph=plain, handlers=[*kept, *handlers], functions={**known, **(functions or {})})
+
+    def check_stubs(self, graph: dict[str, Any]) -> None:
+        """Raise ConfigError for a stub whose role no node of the valid graph has."""
+        roles = {node["type"] for node in graph["nodes"]}
+        for each in self.handlers:
+            if isinstance(each, Stub) and each.role not in roles:
+                known = names(sorted(roles))
+                raise ConfigError(
+                    f"a stub is for role {each.role!r}, which no node has; the graph has {known}"
+                )
 
 
 async def run_graph(
-    graph: dict[str, Any],
+    graph: dict[str, Any] | TypedGraph,
     *handlers: RoleHandler,
     params: dict[str, Any] | None = None,
     functions: Mapping[str, Any] | None = None,
@@ -64,53 +110,184 @@ async def run_graph(
 ) -> GraphRun:
     """Run a task to its end in this process, without any server, and return its outcome.
 
-    Handlers and coordinator functions run in the same activities as on a worker and an engine. Validation, gates,
-    retries and failures follow the rules of the Task workflow. `functions` adds to the built-in functions. To give
-    handlers data to read, pass a database as `db`; the default is a new `memory_database()`.
+    `graph` is a graph, or a `Flow` with its handlers and functions; `handlers` replace those of a flow by role.
+    Handlers and coordinator functions run in the same activities as on a worker and an engine, and the workflow is that
+    of an engine. `functions` adds to the built-in functions. To give handlers data to read, pass a database as `db`;
+    the default is a new `memory_database()`.
 
-    A failed task raises no error; check `status` and `reason`. Raise GraphError for an invalid graph, and ConfigError
-    for a role without a handler.
+    A failed task raises no error; check it with `run.assert_finished()`. Raise GraphError for an invalid graph, and
+    ConfigError for a role without a handler, or a stub for a role that no node has.
 
-    The workflow itself does not run, so there are no timers, no `timeout_sec`, no `deadline_sec`, no
-    external cancel and no process crashes. Retries follow immediately, and no failure is held. Delays pass
-    at once, approvals are approved and prerequisites are satisfied. Requires the extra
+    Nothing waits: retries follow immediately, delays pass at once, approvals are approved, prerequisites are satisfied,
+    no failure is held, and no `deadline_sec` passes. To test these, use `simulate`. Requires the extra
     `flowkit-temporal[testing]`.
     """
+    job = await _prepare(Pipeline.of(graph, handlers, functions), params, db)
+    job.pipeline.check_stubs(job.given["graph"])
+    clock = VirtualClock(time.time())
+    return await job.run(
+        clock,
+        _without_waits(job.given),
+        seen=SystemClock(),
+        patience_sec=_HASTE_SEC,
+        decide=lambda node_id: "approve",
+        satisfied=(),
+        script=None,
+    )
+
+
+async def simulate(
+    graph: dict[str, Any] | TypedGraph,
+    *handlers: RoleHandler,
+    params: dict[str, Any] | None = None,
+    functions: Mapping[str, Any] | None = None,
+    db: Database | None = None,
+    decide: Decisions | None = None,
+    satisfied: Collection[str] = (),
+    script: Script | None = None,
+    start: datetime | None = None,
+    patience_sec: float = _PATIENCE_SEC,
+) -> GraphRun:
+    """Run a task as `run_graph` does, with a clock that skips what the task waits for: backoffs, delays, deadlines.
+
+    Its time stands still while handlers and functions work, and passes at once while all wait. `ctx.clock` is this
+    clock, so that `await ctx.clock.sleep_ms(...)` takes no real time; `asyncio.sleep` does. It begins at `start`, by
+    default now.
+
+    `decide` has the decision of each approval, `approve` or `reject`, or is a function that returns it for a node id.
+    An approval without one waits for its deadline. `satisfied` names the prerequisites that are satisfied. `script` is
+    a coroutine function that gets the running task, a SimulatedTask, and steers it.
+
+    After `patience_sec` real seconds in which an attempt neither ends nor waits on the clock, time passes anyway: so
+    its `timeout_sec` and the deadlines end one that hangs. Raise TaskStuck if the task waits for something that does
+    not happen by itself.
+    """
+    job = await _prepare(Pipeline.of(graph, handlers, functions), params, db)
+    if script is None:  # A script may add nodes.
+        job.pipeline.check_stubs(job.given["graph"])
+    clock = VirtualClock(time.time() if start is None else start.timestamp())
+    return await job.run(
+        clock,
+        job.given,
+        seen=clock,
+        patience_sec=patience_sec,
+        decide=decide or {},
+        satisfied=satisfied,
+        script=script,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """A valid task that is about to run."""
+
+    task_id: str
+    given: dict[str, Any]
+    parsed: Graph
+    pipeline: Pipeline
+    functions: dict[str, Any]
+    db: Database
+
+    async def run(
+        self,
+        clock: VirtualClock,
+        given: dict[str, Any],
+        *,
+        seen: Clock,
+        patience_sec: float,
+        decide: Decisions,
+        satisfied: Collection[str],
+        script: Script | None,
+    ) -> GraphRun:
+        """Run the task with the input `given`, and return its outcome. Handlers see the clock `seen`."""
+        begun = clock.now
+        async with executors(
+            self.db, self.given["graph"], self.pipeline.handlers, self.functions, seen
+        ) as ready:
+            server = TaskServer(self.task_id, ready, clock, patience_sec=patience_sec)
+            task = SimulatedTask(server)
+            server.observe = task.observe
+            approvals = [node.node_id for node in self.parsed.nodes if node.approval is not None]
+            steering = _Steering(clock, task, approvals, decide, satisfied, script)
+            async with steering.started():
+                await server.run(given, steering.tasks)
+                await steering.end(patience_sec)
+        return await read_run(self.db, self.task_id, events=ready.trace.events, seconds=clock.now - begun)
+
+
+class _Steering:
+    """What steers a task while it runs: the decisions about its approvals, and the script of the test."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        task: SimulatedTask,
+        approvals: list[str],
+        decisions: Decisions,
+        satisfied: Collection[str],
+        script: Script | None,
+    ) -> None:
+        self._clock = clock
+        self._task = task
+        self._approvals, self._decisions = approvals, decisions
+        self._satisfied, self._script = satisfied, script
+        self.tasks: list[asyncio.Task[None]] = []
+
+    @asynccontextmanager
+    async def started(self) -> AsyncIterator[None]:
+        """Steer the task until the end of the block."""
+        self.tasks = [asyncio.create_task(each) for each in (self._run_script(), self._decide())]
+        try:
+            yield
+        finally:
+            for each in self.tasks:
+                each.cancel()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _run_script(self) -> None:
+        with self._clock.party("the script"):
+            for each in self._satisfied:
+                await self._task.satisfy(each)
+            if self._script is not None:
+                await self._script(self._task)
+
+    async def _decide(self) -> None:
+        with self._clock.party("the decisions"):
+            await decide_all(self._task, self._approvals, self._decisions)
+
+    async def end(self, patience_sec: float) -> None:
+        """Let the script continue to its end when the task has ended. Raise its error."""
+        scripted = self.tasks[0]
+        while not scripted.done():
+            await self._clock.settle(patience_sec)
+            if not scripted.done() and not self._clock.advance():
+                await asyncio.wait([scripted], timeout=patience_sec)
+        scripted.result()
+
+
+async def _prepare(pipeline: Pipeline, params: dict[str, Any] | None, db: Database | None) -> _Job:
     task_id = str(uuid.uuid4())
-    given = {"params": convert_to_json("params", params or {}), "graph": convert_to_json("graph", graph)}
+    given = {
+        "params": convert_to_json("params", params or {}),
+        "graph": convert_to_json("graph", pipeline.graph),
+    }
     parsed, new = validate_input(task_id, given), parse_input(task_id, given)
     await ParamsChecks().check(new.graph, new.params)
     database = memory_database() if db is None else db
-    known = {**default_adapters(db=database), **(functions or {})}
+    known = {**default_adapters(db=database), **pipeline.functions}
     raise_if([problem for node in new.graph["nodes"] if (problem := unknown_function(node, known))])
-    async with executors(database, parsed, handlers, known) as ready:
-        task = InProcessTask(task_id, new, parsed, ready)
-        await task.run()
-    return GraphRun(
+    return _Job(
         task_id=task_id,
-        status=task.status.value,
-        reason=task.reason,
-        nodes={node.node_id: await _read_node_run(task, node, database) for node in parsed.nodes},
-        vars=await TaskStore(database).variables(task_id),
+        given={"params": new.params, "graph": new.graph},
+        parsed=parsed,
+        pipeline=pipeline,
+        functions=known,
         db=database,
     )
 
 
-async def _read_node_run(task: InProcessTask, node: Node, db: Database) -> NodeRun:
-    state, metas = task.scheduler.states[node.index], []
-    async for page in ArtifactStore(db).pages(task.task_id, node.node_id):
-        metas += [partial["meta"] for partial in page]
-    return NodeRun(
-        status=state.status.value,
-        attempts=state.epoch,
-        batches=metas,
-        final=await _read_final(task, node, db) if state.status is NodeStatus.FINISHED else {},
-        error=state.last_error,
-        skip_reason=state.skip_reason.value if state.skip_reason else None,
-    )
-
-
-async def _read_final(task: InProcessTask, node: Node, db: Database) -> dict[str, Any]:
-    marker = {"task_id": task.task_id, "node_id": node.node_id, "status": "complete"}
-    complete: dict[str, Any] = await db.artifacts.find_one(marker) or {}
-    return complete.get("meta") or {}
+def _without_waits(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the input of a task that waits for no operator, and whose deadlines do not pass."""
+    graph = {key: value for key, value in given["graph"].items() if key not in _WAITS}
+    nodes = [{key: value for key, value in node.items() if key not in _WAITS} for node in graph["nodes"]]
+    return {**given, "graph": {**graph, "nodes": nodes}}
