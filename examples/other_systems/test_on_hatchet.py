@@ -21,5 +21,5 @@ def test_tasks() -> None:
 
 
 def test_city_without_a_page() -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(ConnectionError):
         fetch.mock_run(City(city="Atlantis"))

@@ -1,0 +1,52 @@
+from pydantic import BaseModel
+
+from flowkit import Flow
+from flowkit.worker import RoleHandler, RunContext, role
+from other_systems import steps
+from other_systems.steps import Page, Params, Report, Score
+
+
+class Kept(BaseModel):
+    scores: list[Score]
+    pages: int
+
+
+@role("fetch")
+def fetch(city: str) -> Page:
+    return steps.fetch(city)
+
+
+@role("rate")
+def rate(page: Page) -> Score:
+    return steps.rate(page)
+
+
+@role("keep")
+def keep(scores: list[Score], ctx: RunContext) -> Kept:
+    kept = steps.keep(scores, ctx.params_as(Params).minimum)
+    return Kept(scores=kept, pages=len(kept))
+
+
+@role("publish")
+def publish(kept: Kept) -> list[str]:
+    return steps.publish(kept.scores)
+
+
+class WriteReport(RoleHandler[list[str], list[str]]):
+    role = "report"
+
+    def process(self, published: list[str], ctx: RunContext) -> list[str]:
+        return published
+
+    async def finalize(self, ctx: RunContext) -> Report:
+        return steps.report([city async for published in self.results(ctx) for city in published])
+
+
+flow = Flow("cities", params=Params, on_node_failure="continue")
+pages = flow.node("fetch", fetch).maps("params.cities", str, parallel=10).retry(2, backoff_sec=1)
+scores = flow.node("rate", rate).pulls(pages, streaming=True)
+best = flow.node("keep", keep).rechunks(scores, size=1000)
+count = flow.function("count", "metrics.aggregate", node_id="keep").after(best)
+approve = flow.approval("approve", "Publish the pages?").after(count).when("nodes.keep.stats.pages > 0")
+published = flow.node("publish", publish).after(approve).pulls(best, waits=False)
+report = flow.node("report", WriteReport).pulls(published).gate("all_done")
