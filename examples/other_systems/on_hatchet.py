@@ -1,4 +1,3 @@
-import asyncio
 from datetime import timedelta
 
 from hatchet_sdk import ConcurrencyExpression, ConcurrencyLimitStrategy, Context, DurableContext, Hatchet
@@ -22,6 +21,7 @@ class Scores(BaseModel):
 
 
 class Decision(BaseModel):
+    run: str
     approved: bool
 
 
@@ -46,12 +46,16 @@ def report(input: Report, ctx: Context) -> Report:
 
 
 @hatchet.durable_task(input_validator=Params, execution_timeout=timedelta(days=7))
-async def cities(input: Params, ctx: DurableContext) -> Report:
+async def rate_cities(input: Params, ctx: DurableContext) -> Report:
     result = Report(published=[])
     try:
-        scores = await asyncio.gather(*[rated(city) for city in input.cities])
+        cities = [fetch.create_bulk_run_item(City(city=city)) for city in input.cities]
+        pages = [rate.create_bulk_run_item(page) for page in await fetch.aio_run_many(cities)]
+        scores = await rate.aio_run_many(pages)
         if kept := steps.keep(scores, input.minimum):
-            decision = await ctx.aio_wait_for_event("cities:decided", payload_validator=Decision)
+            decision = await ctx.aio_wait_for_event(
+                "decided", f"input.run == '{ctx.workflow_run_id}'", payload_validator=Decision
+            )
             if decision.approved:
                 result = await publish.aio_run(Scores(scores=kept))
     finally:
@@ -59,9 +63,5 @@ async def cities(input: Params, ctx: DurableContext) -> Report:
     return result
 
 
-async def rated(city: str) -> Score:
-    return await rate.aio_run(await fetch.aio_run(City(city=city)))
-
-
 if __name__ == "__main__":
-    hatchet.worker("cities", workflows=[cities, fetch, rate, publish, report]).start()
+    hatchet.worker("cities", workflows=[rate_cities, fetch, rate, publish, report]).start()
