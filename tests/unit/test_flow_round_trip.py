@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,11 +18,16 @@ from tests.unit.graphs import RECHUNK, node, pulling
 from tests.unit.property_examples import examples
 from tests.unit.test_validation_fuzz import FULL, JSON, Path, paths, planted
 
-from flowkit import Flow
+from flowkit import Flow, cel
 from flowkit.errors import GraphError
+from flowkit.flow import FlowNode
 from flowkit.graph.submission import validate_input
+from flowkit.testing import run_graph
+from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from flowkit.models import Graph
 
 
@@ -128,3 +135,67 @@ def test_json_of_a_flow_is_no_part_of_the_flow() -> None:
     before = json.dumps(flow.to_dict())
     flow.to_dict()["nodes"][0].clear()
     assert json.dumps(flow.to_dict()) == before
+
+
+class Chancy(RoleHandler):
+    """Fails in some nodes, by their ids."""
+
+    role = "role"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Fail permanently in every third node."""
+        return BatchResult(success=int(ctx.node_id[1:]) % 3 != 2, permanent=True)
+
+
+async def statuses(graph: dict[str, Any]) -> dict[str, tuple[str, str | None]]:
+    """Run a graph, and return how its nodes end."""
+    run = await run_graph(graph, Chancy())
+    return {node_id: (each.status, each.skip_reason) for node_id, each in run.nodes.items()}
+
+
+@pytest.mark.slow(3)
+async def test_random_flows_run_like_their_json() -> None:
+    graphs = [graph_of(plan_of(47, number)) | {"on_node_failure": "continue"} for number in range(40)]
+    valid = [graph for graph in graphs if is_valid(graph)][:30]
+    assert len(valid) == 30
+    seen: Counter[str] = Counter()
+    for graph in valid:
+        found = await statuses(graph)
+        assert await statuses(Flow.from_dict(graph).to_dict()) == found
+        seen.update(status for status, _ in found.values())
+    assert seen["finished"] > 20 and seen["failed"] > 10 and seen["skipped"] > 10, seen
+
+
+CHANGES: list[Callable[[FlowNode, list[FlowNode]], object]] = [
+    lambda node, earlier: node.pulls(*earlier[:2], streaming=True),
+    lambda node, earlier: node.pulls(*earlier[1:], poll_ms=5, when="true"),
+    lambda node, earlier: node.pulls(*earlier, streaming="first_batch", waits=len(earlier) < 3),
+    lambda node, earlier: node.after(*earlier[-1:]).gate("any"),
+    lambda node, earlier: node.after(*earlier, is_edge=True).gate("all_done"),
+    lambda node, earlier: node.input(day=cel("params.day"), limit=3).input_ref(path="x"),
+    lambda node, earlier: node.retry(3, backoff_sec=timedelta(seconds=1.5), permanent_on=["x"]),
+    lambda node, earlier: node.when("params.x > 1 || vars.y == 2").timeout(60).deadline(timedelta(hours=1)),
+    lambda node, earlier: node.quarantine(max="5%").quarantine(attempts=2),
+    lambda node, earlier: node.needs("data:eu").holds(60, on_failure=None).allow_failure(),
+    lambda node, earlier: [each.routes(on_failure=[node]) for each in earlier[-1:]],
+    lambda node, earlier: [each.routes(on_success=[node]) for each in earlier[:1]],
+    lambda node, earlier: node.named(7).meta(owner="data").meta(team=1).extra({"x-a": None}),
+    lambda node, earlier: node.max_ahead(5).batching(size=1).extra({"x-b": 1}, at="io"),
+]
+
+
+@settings(max_examples=examples(100))
+@given(
+    nodes=st.lists(st.lists(st.sampled_from(CHANGES), max_size=4), min_size=1, max_size=7),
+)
+def test_a_random_flow_reads_back_as_it_was_written(nodes: list[list[Any]]) -> None:
+    flow, made = Flow("random", deadline_sec=60, extra={"owner": [1]}), list[FlowNode]()
+    for number, changes in enumerate(nodes):
+        made.append(flow.external(f"n{number}", "role"))
+        for change in changes:
+            change(made[-1], made[:-1])
+    try:
+        graph = flow.to_dict()
+    except GraphError:  # a node that pulls from nothing, or a condition without effect
+        assume(False)
+    assert json.dumps(Flow.from_dict(graph).to_dict()) == json.dumps(graph)

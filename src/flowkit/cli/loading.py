@@ -91,8 +91,9 @@ def module_exists(name: str) -> bool:
 
 
 def load_flow(name: str) -> Flow[Any]:
-    """Return the flow that module:flow names. Raise ConfigError if it is none."""
-    found = _load(name)
+    """Return the flow that module:flow names. What the module prints goes to stderr. Raise ConfigError if it is none."""
+    with redirect_stdout(sys.stderr):
+        found = _load(name)
     if isinstance(found, Flow):
         return found
     problem = ConfigError(f"{name} is {_describe_kind(found)}, not a Flow")
@@ -297,6 +298,8 @@ def _is_own_handler(module: ModuleType, value: object) -> bool:
 
 
 def _describe_kind(value: object) -> str:
+    if isinstance(value, (RoleHandler, type)):
+        return "a handler" if isinstance(value, RoleHandler) or issubclass(value, RoleHandler) else "a class"
     return "None" if value is None else f"of type {type(value).__name__}"
 
 
