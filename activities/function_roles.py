@@ -147,6 +147,7 @@ def _make_role(
 
 
 def _types_of(function: Any, returns: Any, names: dict[str, Any], *, is_source: bool) -> tuple[Any, Any]:
+    returns = hook_calls.known_type(returns, "its results", function.__name__)
     if is_source:
         return typed.NO_ITEM, (typing.get_args(returns) or (Any,))[0]
     hook = hook_calls.read_hook(function, function.__name__, has_item=True, names=names)

@@ -8,6 +8,7 @@ import operator
 import re
 import types
 import typing
+from collections import abc
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NotRequired, Required, Union
@@ -17,6 +18,7 @@ from pydantic_core import to_jsonable_python
 from typing_extensions import TypedDict
 
 from flowkit.activities.json_types import JsonType
+from flowkit.activities.results import BatchResult
 from flowkit.errors import ConfigError
 from flowkit.models.graphs import FAILED_NODES_KEY
 
@@ -50,9 +52,13 @@ def resolve(given: Any, known: Mapping[str, Any], names: Mapping[str, Any]) -> A
     if not isinstance(text, str):
         return given
     try:
-        return eval(text, dict(known), dict(names))
+        return eval(text, {**_USUAL, **known}, dict(names))
     except (NameError, AttributeError, TypeError, SyntaxError):
         return Unknown(text)
+
+
+_USUAL = {**{name: getattr(abc, name) for name in abc.__all__}, "Any": Any, "BatchResult": BatchResult}
+"""Names of annotations that a module may import only for type checkers, since they say nothing of an item."""
 
 
 def is_context(name: str, annotation: Any) -> bool:
@@ -132,7 +138,7 @@ _KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_
 def read_hook(
     function: Any, owner: str, *, has_item: bool, names: Mapping[str, Any], skips_self: bool = False
 ) -> Hook:
-    """Return how to call a function. Raise ConfigError if FlowKit cannot call it."""
+    """Return how to call a function, or a method if it skips `self`. Raise ConfigError if FlowKit cannot call it."""
     plain = inspect.unwrap(getattr(function, "__func__", function))
     given = [*inspect.signature(function).parameters.values()][1 if skips_self else 0 :]
     kinds = resolve_annotations(function, names)
@@ -151,12 +157,18 @@ def read_hook(
         is_coroutine=inspect.iscoroutinefunction(plain),
         is_generator=inspect.isasyncgenfunction(plain),
         item=item,
-        item_kind=known_type(annotated[item], item, owner) if item is not None else Any,
+        item_kind=_item_kind(annotated, item, owner, is_method=skips_self),
         context=contexts[0] if contexts else None,
         parameters=_parameters_type(own, annotated, owner),
         defaults={each.name: each.default for each in own if each.default is not inspect.Parameter.empty},
         returns=kinds.get("return", inspect.Parameter.empty),
     )
+
+
+def _item_kind(annotated: Mapping[str, Any], item: str | None, owner: str, *, is_method: bool) -> Any:
+    if item is None or (is_method and isinstance(annotated[item], Unknown)):
+        return Any
+    return known_type(annotated[item], item, owner)
 
 
 def _find_item(given: Sequence[inspect.Parameter], annotated: Mapping[str, Any], owner: str) -> str:

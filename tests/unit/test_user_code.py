@@ -318,6 +318,8 @@ async def test_error_of_a_batch_in_a_process_is_one_failed_attempt(monkeypatch: 
                 **dict.fromkeys(["attempt_epoch", "generation", "failures"], 1),
                 params={},
                 kv={},
+                batch=Batch(),
+                hidden={},
                 node_id=f"process_batch {error}",
                 failed_nodes=[],
                 cancel_flag=asyncio.Event(),
