@@ -22,8 +22,8 @@ def rate(page: Page) -> Score:
 
 
 @role("keep")
-def keep(scores: list[Score], ctx: RunContext) -> Kept:
-    kept = steps.keep(scores, ctx.params_as(Params).minimum)
+def keep(score: Score, ctx: RunContext) -> Kept:
+    kept = steps.keep([score], ctx.params_as(Params).minimum)
     return Kept(scores=kept, pages=len(kept))
 
 
@@ -45,7 +45,7 @@ class WriteReport(RoleHandler[list[str], list[str]]):
 flow = Flow("cities", params=Params, on_node_failure="continue")
 pages = flow.node("fetch", fetch).maps("params.cities", str, parallel=10).retry(2, backoff_sec=1)
 scores = flow.node("rate", rate).pulls(pages, streaming=True)
-best = flow.node("keep", keep).rechunks(scores, size=1000)
+best = flow.node("keep", keep).pulls(scores, streaming=True)
 count = flow.function("count", "metrics.aggregate", node_id="keep").after(best)
 approve = flow.approval("approve", "Publish the pages?").after(count).when("nodes.keep.stats.pages > 0")
 published = flow.node("publish", publish).after(approve).pulls(best, waits=False)
