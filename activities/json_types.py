@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import to_json, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
 
 from flowkit.errors import ConfigError
 from flowkit.text import printable, printed, truncate
@@ -92,7 +92,17 @@ class JsonType:
         """Return the value for one in JSON types. Raise ValidationError if it does not fit."""
         if self.is_any:
             return value
+        if self._reads_objects:
+            return self.adapter.validate_python(value)
         return self.adapter.validate_json(to_json(value, fallback=str))
+
+    @cached_property
+    def _reads_objects(self) -> bool:
+        """Whether objects in JSON types give the same value as their JSON text, which takes longer to read."""
+        try:
+            return _reads_objects(self.adapter.core_schema)
+        except PydanticUserError:
+            return False
 
     def from_meta(self, meta: Any) -> Any:
         """Return the value that a `meta` holds. Raise ValidationError if it does not fit."""
@@ -116,13 +126,23 @@ class JsonType:
                 if self._is_model and isinstance(value, self.kind)
                 else self.adapter.validate_python(value)
             )
-            stored = self.adapter.dump_python(checked, mode="json", by_alias=True, warnings="error")
+            stored = self._dump(checked)
         if not isinstance(stored, dict):
             return {VALUE: stored}
         is_ambiguous = len(stored) == 1 and VALUE in stored and self._output_shape is _Shape.MIXED
         return {VALUE: stored} if is_ambiguous else stored
 
-    def is_again(self, value: Any) -> Any:
+    def _dump(self, value: Any) -> Any:
+        """Return the JSON of a value. For one with a field of another type, raise the ValidationError that names it."""
+        try:
+            return self.adapter.dump_python(value, mode="json", by_alias=True, warnings="error")
+        except PydanticSerializationError:
+            self.adapter.validate_json(
+                self.adapter.dump_json(value, by_alias=True, warnings="none", fallback=str)
+            )
+            raise
+
+    def read_again(self, value: Any) -> Any:
         """Return what a reader gets for a value: read from its JSON, without the fields that only have defaults.
 
         Raise ValidationError if it cannot be read.
@@ -137,7 +157,9 @@ class JsonType:
     def problems(self, error: ValueError, hide: Callable[[str], str]) -> str:
         """Return what is wrong, for people: the first problems with field, value and what is expected."""
         if not isinstance(error, ValidationError):
-            return hide(printable(str(error).partition("\n")[0]))
+            text = str(error)
+            is_plain = text.startswith("Unable to serialize")
+            return printable(text) if is_plain else "a field has a value of another type than it names"
         found = error.errors(include_url=False, include_context=False)
         shown = [self._problem(each, hide) for each in found[:SHOWN_PROBLEMS]]
         if len(found) > len(shown):
@@ -166,6 +188,50 @@ class JsonType:
         if config.get("hide_input_in_errors") or schema is None:
             return None
         return schema if '"format": "password"' in json.dumps(schema, default=str) else {}
+
+
+_SAME_IN_JSON = frozenset(
+    {
+        *(
+            "any",
+            "bool",
+            "date",
+            "datetime",
+            "decimal",
+            "enum",
+            "float",
+            "int",
+            "literal",
+            "none",
+            "str",
+            "time",
+            "uuid",
+        ),
+        *("default", "definition-ref", "definitions", "dict", "frozenset", "list", "nullable", "set"),
+        *("dataclass", "dataclass-args", "dataclass-field", "model", "model-field", "model-fields"),
+        *("typed-dict", "typed-dict-field"),
+    }
+)
+"""The kinds of pydantic's schemas that accept the same JSON values as objects and as text, unless they are strict."""
+
+
+def _reads_objects(schema: Any) -> bool:
+    """Return whether a schema of pydantic, and all that it contains, give the same for objects and for JSON text."""
+    if isinstance(schema, (list, tuple)):
+        return all(map(_reads_objects, schema))
+    if not isinstance(schema, dict):
+        return True
+    kind = schema.get("type")
+    if schema.get("strict") or (isinstance(kind, str) and kind not in _SAME_IN_JSON):
+        return False
+    fields = schema.get("fields", ())  # of a dataclass, a list
+    if not all(map(_reads_objects, fields.values() if isinstance(fields, dict) else fields)):
+        return False
+    return all(_reads_objects(each) for name, each in schema.items() if name not in _NOT_SCHEMAS)
+
+
+_NOT_SCHEMAS = frozenset({"metadata", "serialization", "expected", "members", "default", "fields", "ref"})
+"""The members of a schema that say nothing of how values are read."""
 
 
 def type_name(kind: Any) -> str:
@@ -264,7 +330,24 @@ def _is_secret(schema: Mapping[str, Any], loc: Sequence[Any], value: Any) -> boo
         below = [*_below(found, part)]
         if below:
             found = [every for each in below for every in expanded(each, definitions)]
-    return any(each.get("format") == "password" or each.get("writeOnly") for each in found)
+    return any(_holds_secret(each, definitions, set()) for each in found)
+
+
+def _holds_secret(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> bool:
+    """Return whether a schema is that of a secret, or has one below it."""
+    if isinstance(schema, list):
+        return any(_holds_secret(each, definitions, seen) for each in schema)
+    if not isinstance(schema, dict):
+        return False
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        if name in seen:
+            return False
+        seen.add(name)
+        return _holds_secret(definitions.get(name), definitions, seen)
+    if schema.get("format") == "password" or schema.get("writeOnly") is True:
+        return True
+    return any(_holds_secret(each, definitions, seen) for key, each in schema.items() if key != "$defs")
 
 
 def _below(schemas: Sequence[Mapping[str, Any]], part: Any) -> Iterator[Mapping[str, Any]]:

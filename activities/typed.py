@@ -180,8 +180,13 @@ class TypedHandler:
             raise BatchFailure(text, reason_code=reason_codes.SCHEMA_MISMATCH) from None
 
     def item_payload(self, item: Any) -> dict[str, Any]:
-        """Return the payload of a batch with an item, as of a node that pulls. Raise ValueError if it has no JSON."""
-        return {"from_node": "test", "ref": {}, "meta": self.input.to_meta(item)}
+        """Return the payload of a batch with an item, as of a node that pulls. Raise BatchFailure for a wrong item."""
+        try:
+            return {"from_node": "test", "ref": {}, "meta": self.input.to_meta(item)}
+        except ValueError as error:
+            raise _bad_input(
+                f"the item is no valid {self.input.name}: {self.input.problems(error, str)}"
+            ) from None
 
     # -- a source
 
@@ -502,13 +507,16 @@ def _add_hooks(cls: Any, typed: TypedHandler) -> None:
         _add_hook(cls, "iter_batches", produce(typed, typed.uids), hook.owner)
         _add_hook(cls, "process_batch", _keep(), hook.owner)
     elif hook.item is not None:
-        _add_hook(
-            cls, "process_batch", (_process if hook.is_coroutine else _process_plain)(typed), hook.owner
-        )
+        process = (_process if hook.is_coroutine else _process_plain)(typed)
+        _add_hook(cls, "process_batch", process, hook.owner, wrapped=cls.process)
 
 
-def _add_hook(cls: Any, name: str, function: Any, owner: str) -> None:
+def _add_hook(cls: Any, name: str, function: Any, owner: str, wrapped: Any = None) -> None:
+    """Add a hook that FlowKit has made. A debugger that is to stop in it stops in `wrapped`."""
     setattr(function, _MADE, True)
+    if wrapped is not None:
+        function.__signature__ = inspect.signature(function)
+        function.__wrapped__ = wrapped
     function.__qualname__ = owner
     setattr(cls, name, function)
 

@@ -88,7 +88,7 @@ class UidRule:
 
     def _read_again(self, item: Any) -> Any:
         try:
-            return self._output.is_again(item)
+            return self._output.read_again(item)
         except ValueError as error:
             problems = self._output.problems(error, lambda text: text)
             raise BatchFailure(

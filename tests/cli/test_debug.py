@@ -13,6 +13,7 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import BaseModel
 
 import flowkit
 from flowkit.cli import app
@@ -20,7 +21,7 @@ from flowkit.cli.debug.mask import Mask
 from flowkit.cli.debug.recording import ReadOnly
 from flowkit.cli.debug.report import list_frames
 from flowkit.testing import GraphRun, run_graph
-from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
+from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, role
 from tests.unit.handler_runs import call, node
 
 if TYPE_CHECKING:
@@ -104,6 +105,23 @@ class Inline(RoleHandler):
         return BatchResult(success=True, metrics={"n": 1})
 
 
+class Rows(BaseModel):
+    rows: list[int]
+
+
+@role("total")
+async def total(given: Rows, ctx: RunContext) -> int:
+    """Return the sum of the rows."""
+    return sum(given.rows)
+
+
+@role("yield", key=lambda each: each.rows[0])
+async def yield_rows(count: int = 2) -> AsyncIterator[Rows]:
+    """Yield rows."""
+    for number in range(count):
+        yield Rows(rows=[number])
+
+
 async def report(task_id: str, text: str) -> dict[str, Any]:
     """Print something, and return what it received."""
     sys.stdout.write("not JSON\n")
@@ -125,6 +143,8 @@ NODES = [
     node("mapped", "pull", "load", map={"over": "params.items", "batch_size": 2}),
     node("wide", "inline", "load", inline=pulling(), parallel=2),
     node("inlined", "inline", "load", inline={**pulling(), "day": {"$cel": "params.day"}}),
+    node("typed", "total", "load", inline=pulling()),
+    node("yielded", "yield", inline={"count": 3}),
     call("said", "report", "load", args={"text": "hello"}),
     call("counted", "vars.incr", "load", args={"key": "n", "by": 2}),
     call("summed", "metrics.aggregate", "load", args={"node_id": "load"}),
@@ -141,7 +161,7 @@ async def run_task(*nodes: dict[str, Any], db: Any = None) -> GraphRun:
     for each in graph["nodes"]:
         each["retry_policy"] = {"max": 0}
     params = {"day": "monday", "items": ["a", "b", "c"], "db": {"password": PASSWORD}}
-    handlers = (Load(), Pull(), Rescue(), Inline())
+    handlers = (Load(), Pull(), Rescue(), Inline(), total, yield_rows)
     return await run_graph(graph, *handlers, params=params, functions={"report": report}, db=db)
 
 
@@ -163,7 +183,7 @@ class Debugger:
 
     def __call__(self, node_id: str, *options: str, code: int = 0) -> tuple[str, str]:
         """Return the standard output and the standard error."""
-        names = ("Load", "Pull", "Rescue", "Inline")
+        names = ("Load", "Pull", "Rescue", "Inline", "total", "yield_rows")
         known = [option for name in names for option in ("--handler", f"{HERE}:{name}")]
         given = ["debug", self.run.task_id, node_id, *known, "--function", f"report={HERE}:report", *options]
         ended = app.run(given)
@@ -465,6 +485,15 @@ def test_break_stops_before_the_first_line(
     out, _ = debugger(node_id, "--break", "--yes", *options)
     assert out.splitlines()[0].endswith("process_batch()" if shown else "report()")
     assert f"(Pdb) {shown or repr('hello')}" in out
+
+
+def test_break_stops_in_the_function_of_a_typed_role(
+    debugger: Debugger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Terminal("p given.rows, ctx.batch.batch_uid\nc\n"))
+    out, _ = debugger("typed", "--break", "--yes", "--batch", "b1")
+    assert out.splitlines()[0].endswith("total()")
+    assert "(Pdb) ([1, 11], 'b1')" in out
 
 
 def test_pdb_opens_where_the_exception_was_raised(

@@ -403,7 +403,10 @@ async def test_result_that_does_not_validate_is_a_schema_mismatch() -> None:
     )
     assert error.endswith("does the function return its result?")
     error = await failed(crawl, invents, nodes=[crawling(), pulling("invents")])
-    assert error.startswith("schema_mismatch: the result of invents for batch 'a'")
+    assert error == (
+        "schema_mismatch: the result of invents for batch 'a' of node 'invents' is no valid Words: url is 3 (number), "
+        'expected a valid string; words is "x" (text), expected a valid integer, unable to parse string as an integer'
+    )
 
 
 # --- sources ------------------------------------------------------------------------------------------------------
@@ -640,3 +643,62 @@ def test_worker_with_processes_needs_plain_process_but_not_of_sources() -> None:
             cfg=WorkerConfig(roles=["count"], executor="process"),
             handlers={"count": Count()},
         )
+
+
+# --- one handler in a unit test -----------------------------------------------------------------------------------
+
+
+async def test_try_on_returns_the_result_for_one_item() -> None:
+    class Params(BaseModel):
+        factor: int
+
+    @role("times")
+    async def times(page: Page, ctx: RunContext, *, plus: int = 0) -> Words:
+        await ctx.vars.set("seen", page.url)
+        words = len(page.text) * ctx.params_as(Params).factor + plus + await ctx.vars.get("start", 0)
+        return Words(url=ctx.node_id, words=words)
+
+    @role("plain")
+    def plain(number: int) -> int:
+        return number + 1
+
+    given = {"params": {"factor": 2}, "input_inline": {"plus": 1}, "vars": {"start": 10}, "node_id": "n"}
+    assert await times.try_on(Page(url="a", text="abc"), **given) == Words(url="n", words=17)
+    assert await plain.try_on(3) == 4
+    assert await Count().try_on(Page(url="a", text="x y")) == Words(url="a", words=2)
+
+
+async def test_try_on_raises_what_would_fail_the_batch() -> None:
+    @role("fails")
+    async def fails(page: Page) -> Page | BatchResult:
+        if page.text:
+            raise BatchFailure("text", reason_code="has_text", permanent=True)
+        return BatchResult(success=False, reason_code="empty", error="no text")
+
+    for text, code in (("x", "has_text"), ("", "empty")):
+        with pytest.raises(BatchFailure) as failure:
+            await fails.try_on(Page(url="a", text=text))
+        assert failure.value.reason_code == code
+    with pytest.raises(BatchFailure, match="the item is no valid Page: url is 3"):
+        await fails.try_on(Page.model_construct(url=3, text=""))
+    with pytest.raises(ConfigError, match="Old names no types"):
+        await type("Old", (RoleHandler,), {})().try_on(3)
+
+
+async def test_try_produce_returns_the_items_of_a_source() -> None:
+    assert await crawl.try_produce({"pages": PAGES}) == [
+        Page(url="a", text="one two"),
+        Page(url="b", text="three"),
+    ]
+    assert await crawl.try_produce(input_inline={"pages": {}}) == []
+
+    @role("twice", key="url")
+    def twice(url: str) -> Iterator[Page]:
+        yield from [Page(url=url), Page(url=url)]
+
+    with pytest.raises(BatchFailure, match="yields two items with the same key url"):
+        await twice.try_produce({"url": "a"})
+    with pytest.raises(ConfigError, match="crawl is a source, which receives no item: use try_produce"):
+        await RoleHandler.try_on(crawl, 3)
+    with pytest.raises(ConfigError, match="Count is not a source: use try_on"):
+        await Count().try_produce()

@@ -1,0 +1,264 @@
+"""Values of users' types as JSON: what is stored for them, how they are read, and how errors describe them."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ConfigDict, Field, RootModel, SecretStr, ValidationError
+from pydantic_core import to_json
+from typing_extensions import TypedDict
+
+from flowkit.activities.json_types import JsonType, type_name
+
+
+class Page(BaseModel):
+    url: str
+    tags: list[str] = []
+
+
+class Value(BaseModel):
+    value: int
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"] = "cat"
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+
+
+class Row(TypedDict):
+    a: int
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Numbers(RootModel[list[int]]):
+    pass
+
+
+class Coded(BaseModel):
+    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
+    data: bytes
+
+
+class Tree(BaseModel):
+    children: list[Tree] = []
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [
+        (Page, Page(url="a"), {"url": "a", "tags": []}),
+        (Point, Point(3), {"x": 3}),
+        (Row, {"a": 1}, {"a": 1}),
+        (dict[str, int], {"value": 1}, {"value": 1}),
+        (Value, Value(value=3), {"value": 3}),
+        (int, 3, {"value": 3}),
+        (list[Page], [Page(url="a")], {"value": [{"url": "a", "tags": []}]}),
+        (Numbers, Numbers([1]), {"value": [1]}),
+        (type(None), None, {"value": None}),
+        (Page | None, Page(url="a"), {"url": "a", "tags": []}),
+        (Page | None, None, {"value": None}),
+        (Value | int, Value(value=3), {"value": {"value": 3}}),
+        (Value | int, 3, {"value": 3}),
+        (Annotated[Cat | Dog, Field(discriminator="kind")], Dog(), {"kind": "dog"}),
+        (Literal["a", 1], "a", {"value": "a"}),
+        (Decimal, Decimal("1.50"), {"value": "1.50"}),
+        (set[date], {date(2026, 1, 31)}, {"value": ["2026-01-31"]}),
+        (timedelta, timedelta(seconds=3), {"value": "PT3S"}),
+        (Coded, Coded(data=b"\xff"), {"data": base64.urlsafe_b64encode(b"\xff").decode()}),
+        (Tree, Tree(children=[Tree()]), {"children": [{"children": []}]}),
+    ],
+)
+def test_value_is_stored_as_an_object_and_read_back(kind: Any, value: Any, stored: dict[str, Any]) -> None:
+    found = JsonType(kind, "test")
+    assert found.to_meta(value) == stored
+    assert found.from_meta(stored) == value
+
+
+@given(
+    st.recursive(st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(), st.lists, max_leaves=5)
+)
+def test_value_of_any_type_but_an_object_is_the_same_after_a_round_trip(value: Any) -> None:
+    found = JsonType(list[Any] | str | int | bool | None, "test")
+    assert found.from_meta(found.to_meta(value)) == value
+
+
+class Wide(BaseModel):
+    default: bytes | None = None
+
+
+class Fields(BaseModel):
+    fields: int = 1
+    type: str = ""
+
+
+READ_AS_OBJECTS = (
+    Page,
+    Value,
+    Cat,
+    Point,
+    Row,
+    Tree,
+    Numbers,
+    Page | None,
+    Fields,
+    int,
+    float,
+    bool,
+    str,
+    Decimal,
+)
+READ_AS_OBJECTS += (
+    date,
+    datetime,
+    time,
+    UUID,
+    dict[int, float],
+    set[int],
+    frozenset[str],
+    list[Any],
+    Literal["a", 1],
+)
+READ_AS_TEXT = (Coded, Wide, bytes, timedelta, date | str, tuple[int, str], SecretStr)
+
+
+def test_types_that_need_json_text_are_read_from_it() -> None:
+    assert [each for each in READ_AS_OBJECTS if not JsonType(each, "test")._reads_objects] == []
+    assert [each for each in READ_AS_TEXT if JsonType(each, "test")._reads_objects] == []
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.text()
+TEXTS = (
+    st.dates().map(str) | st.datetimes().map(str) | st.times().map(str) | st.uuids().map(str) | st.just("a")
+)
+VALUES = st.recursive(
+    SCALARS | TEXTS,
+    lambda below: (
+        st.lists(below, max_size=3)
+        | st.dictionaries(st.sampled_from(["url", "tags", "value", "x", "a", "1", "2"]), below, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(VALUES, st.sampled_from(READ_AS_OBJECTS))
+def test_objects_are_read_like_their_json_text(value: Any, kind: Any) -> None:
+    adapter = JsonType(kind, "test").adapter
+    found = []
+    for read in (adapter.validate_python, lambda given: adapter.validate_json(to_json(given))):
+        try:
+            found.append(repr(read(value)))
+        except ValidationError as error:
+            found.append(str([(each["loc"], each["type"]) for each in error.errors()]))
+    assert found[0] == found[1]
+
+
+def test_any_is_stored_by_its_value_and_read_as_it_is_stored() -> None:
+    found = JsonType(Any, "test")
+    assert found.to_meta(Page(url="a")) == {"url": "a", "tags": []}
+    assert found.to_meta(3) == {"value": 3}
+    assert found.from_meta({"value": 3}) == {"value": 3}
+
+
+def test_subclass_is_stored_with_the_fields_of_the_type_only() -> None:
+    class Long(Page):
+        text: str
+
+    assert JsonType(Page, "test").to_meta(Long(url="a", text="b")) == {"url": "a", "tags": []}
+
+
+def describe(kind: Any, value: Any, **hidden: str) -> str:
+    """Return how an error describes a value that does not fit."""
+
+    def hide(text: str) -> str:
+        for each in hidden.values():
+            text = text.replace(each, "(hidden)")
+        return text
+
+    found = JsonType(kind, "test")
+    with pytest.raises(ValidationError) as refused:
+        found.from_json(value)
+    return found.problems(refused.value, hide)
+
+
+def test_problem_names_field_value_and_what_is_expected() -> None:
+    assert describe(Page, {"url": 3, "tags": ["a", None]}) == (
+        "url is 3 (number), expected a valid string; tags[1] is null (null), expected a valid string"
+    )
+    assert describe(list[Page], [{"url": "a"}, 3]).startswith("[1] is 3 (number), expected ")
+    assert describe(int, "x") == (
+        'it is "x" (text), expected a valid integer, unable to parse string as an integer'
+    )
+
+
+def test_long_values_are_cut_and_many_problems_counted() -> None:
+    text = describe(list[int], ["x" * 1000] * 5)
+    assert text.count("…") == 3 and len(text) < 600
+    assert text.endswith("; and 2 more problems")
+    assert describe(list[int], ["x"] * 4).endswith("; and 1 more problem")
+
+
+def test_value_is_hidden_before_it_is_cut() -> None:
+    secret = "s3cret " * 30
+    assert "s3cret" not in describe(list[int], [secret], secret=secret)
+
+
+def test_validators_of_the_model_are_shown_without_noise() -> None:
+    class Even(BaseModel):
+        number: Annotated[int, Field(multiple_of=2)]
+
+    assert describe(Even, {"number": 3}) == "number is 3 (number), expected a multiple of 2"
+    with pytest.raises(ValidationError) as refused:
+        Even(number=3)
+    assert "https://" not in JsonType(Even, "test").problems(refused.value, str)
+
+
+class Login(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    user: int
+    password: SecretStr = Field(min_length=50)
+    old: list[SecretStr] | None = None
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"user": "bob", "password": "x" * 50}, 'user is "bob" (text)'),
+        ({"user": 1, "password": "tell"}, "password is (hidden), "),
+        ({"user": 1, "password": ["tell"]}, "password is (hidden), "),
+        ({"user": 1, "password": "x" * 50, "old": [{"a": "tell"}]}, "is (hidden), "),
+        ({"user": 1, "password": "x" * 50, "old": "tell"}, "old is (hidden), "),
+        (["tell"], "it is (hidden), "),
+        ({"user": 1, "password": "x" * 50, "pasword": "tell"}, "pasword is no field of it"),
+    ],
+)
+def test_secrets_are_hidden(given: Any, problem: str) -> None:
+    text = describe(Login, given)
+    assert problem in text and "tell" not in text
+
+
+def test_model_that_hides_its_input_hides_all_values() -> None:
+    class Quiet(BaseModel):
+        model_config = ConfigDict(hide_input_in_errors=True)
+        number: int
+
+    assert describe(Quiet, {"number": "tell"}).startswith("number is (hidden), expected")
+
+
+def test_names_of_types_are_as_users_write_them() -> None:
+    names = [type_name(each) for each in (Page, list[Page], dict[str, int] | None, Literal["a"], Any)]
+    assert names == ["Page", "list[Page]", "dict[str, int] | None", "Literal['a']", "Any"]

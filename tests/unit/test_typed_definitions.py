@@ -1,0 +1,339 @@
+"""Definitions of typed handlers: what FlowKit refuses in a class or a function, and what it knows of them."""
+
+from __future__ import annotations
+
+import pickle
+import types
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import pytest
+from pydantic import BaseModel, Field
+from tests.unit.handler_runs import finished, node
+
+from flowkit.activities.handlers import misspelled_hook, types_problem, unfit_hook, version_of
+from flowkit.cli.loading import load_handlers
+from flowkit.errors import ConfigError
+from flowkit.testing import memory_database
+from flowkit.worker import Batch, BatchResult, FunctionRole, RoleHandler, RunContext, SourceRole, Worker, role
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+
+class Page(BaseModel):
+    url: str
+    number: int = Field(default=3, alias="n")
+
+
+class Words(BaseModel):
+    words: int
+
+
+@role("length", handler_version="7")
+async def length(page: Page, ctx: RunContext, *, lang: str = "en", least: int) -> Words:
+    """Return the length."""
+    return Words(words=len(page.url))
+
+
+@role("crawl", key="url", inline=True)
+async def crawl(folder: str, limit: int = 10) -> AsyncIterator[Page]:
+    yield Page(url=folder)
+
+
+# --- refused ------------------------------------------------------------------------------------------------------
+
+
+def source_without_key() -> Any:
+    @role("crawl")
+    async def crawl(folder: str) -> AsyncIterator[Page]:
+        yield Page(url=folder)
+
+
+def source_with_unknown_key() -> Any:
+    @role("crawl", key=("url", "urn"))
+    async def crawl(folder: str) -> AsyncIterator[Page]:
+        yield Page(url=folder)
+
+
+def source_with_random_key() -> Any:
+    class Item(BaseModel):
+        id: int = Field(default_factory=lambda: 3)
+
+    class Source(RoleHandler[Page, Item]):
+        role = "source"
+        key = "id"
+
+        async def produce(self, given: Page, ctx: RunContext) -> AsyncIterator[Item]:
+            yield Item()
+
+
+def neither_process_nor_produce() -> Any:
+    class Count(RoleHandler[Page, Words]):
+        role = "count"
+
+        async def proces(self, item: Page, ctx: RunContext) -> Words:
+            return Words(words=1)
+
+
+def both_process_and_process_batch() -> Any:
+    class Count(RoleHandler[Page, Words]):
+        role = "count"
+
+        async def process(self, item: Page, ctx: RunContext) -> Words:
+            return Words(words=1)
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            return BatchResult(success=True)
+
+
+def both_process_and_produce() -> Any:
+    class Count(RoleHandler[Page, Words]):
+        role = "count"
+        key = "words"
+
+        async def process(self, item: Page, ctx: RunContext) -> Words:
+            return Words(words=1)
+
+        async def produce(self, given: Page, ctx: RunContext) -> AsyncIterator[Words]:
+            yield Words(words=1)
+
+
+def _annotate(function: Any, **annotations: Any) -> Any:
+    function.__annotations__.update(annotations)
+    return function
+
+
+def _count_with(process: Any) -> Any:
+    """Define a class with a method that a type checker would refuse."""
+    members = {"role": "count", "process": process}
+    return types.new_class("Count", (RoleHandler[Page, Words],), {}, lambda body: body.update(members))
+
+
+def item_of_another_type() -> Any:
+    async def process(self: Any, item: Words, ctx: RunContext) -> Words:
+        return item
+
+    _count_with(process)
+
+
+def result_of_another_type() -> Any:
+    async def process(self: Any, item: Page, ctx: RunContext) -> Page:
+        return item
+
+    _count_with(process)
+
+
+def function_without_item() -> Any:
+    @role("now")
+    async def now(*, lang: str) -> Words:
+        return Words(words=1)
+
+
+def context_before_the_item() -> Any:
+    @role("now")
+    async def now(ctx: RunContext, page: Page) -> Words:
+        return Words(words=1)
+
+
+def type_that_is_not_known() -> Any:
+    async def now(page: Any) -> Any: ...
+
+    role("now")(_annotate(now, page="Missing"))
+
+
+def type_that_pydantic_cannot_validate() -> Any:
+    class Socket: ...
+
+    @role("now")
+    async def now(page: Page) -> Socket:
+        return Socket()
+
+
+def parameters_by_star() -> Any:
+    @role("now")
+    async def now(page: Page, **more: int) -> Words:
+        return Words(words=1)
+
+
+def reserved_parameter() -> Any:
+    @role("now")
+    async def now(page: Page, *, input_args: int) -> Words:
+        return Words(words=1)
+
+
+def third_argument_of_process() -> Any:
+    async def process(self: Any, item: Page, ctx: RunContext, lang: str) -> Words:
+        return Words(words=1)
+
+    _count_with(process)
+
+
+def finalize_with_a_parameter() -> Any:
+    async def finish(results: Any, total: int) -> None: ...
+
+    @role("now", finalize=finish)
+    async def now(page: Page) -> Words:
+        return Words(words=1)
+
+
+def class_as_a_role() -> Any:
+    decorate: Any = role("now")
+    decorate(Page)
+
+
+REFUSED: dict[Any, str] = {
+    source_without_key: "crawl is a source with no key: the uid of a batch, which must be the same in every attempt, "
+    'comes from the item: set key to the name of a field, such as key="url"',
+    source_with_unknown_key: "crawl: the key 'urn' is no field of Page, which has url, number",
+    source_with_random_key: "Source: the key 'id' of Item has a default_factory, so each attempt would give the same",
+    neither_process_nor_produce: "Count names types, but defines neither process nor produce; is 'proces' meant to be",
+    both_process_and_process_batch: "Count defines both process and process_batch: remove one of them",
+    both_process_and_produce: "Count defines both process and produce: a source has produce, any other handler process",
+    item_of_another_type: "Count.process takes Words, but the class names Page as the type of its items",
+    result_of_another_type: "Count.process returns Page, but the class names Words as the type of its results",
+    function_without_item: "now has no parameter for its item: let the first one receive it",
+    context_before_the_item: "now: the first parameter must be the item; put ctx after it",
+    type_that_is_not_known: "now: the type 'Missing' of page is not known where now is defined: import it outside of",
+    type_that_pydantic_cannot_validate: "now: pydantic cannot validate Socket: ",
+    parameters_by_star: "now: FlowKit passes parameters by name, so **more: 'int' is not possible: declare each of",
+    reserved_parameter: "now: a parameter cannot be called 'input_args', which is a key of FlowKit in io.input_inline",
+    third_argument_of_process: "Count.process is called with the item and the context, so its parameter 'lang' gets",
+    finalize_with_a_parameter: "finalize of now has the parameter 'total': FlowKit passes the stored results to the",
+    class_as_a_role: "@role must decorate a function, not <class ",
+}
+
+
+@pytest.mark.parametrize("define", REFUSED)
+def test_wrong_definition_is_refused_at_once(define: Callable[[], Any]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        define()
+    assert str(refused.value).startswith(REFUSED[define])
+
+
+def test_class_without_a_role_is_checked_when_it_is_loaded() -> None:
+    class Base(RoleHandler[Page, Page]):
+        async def produce(self, given: Page, ctx: RunContext) -> AsyncIterator[Page]:
+            yield given
+
+    class Good(Base):
+        key = "url"
+
+    assert types_problem(Good()) is None
+    with pytest.raises(ConfigError, match="Base is a source with no key"):
+        Worker(db=memory_database(), handlers={"crawl": Base()})
+
+
+# --- known --------------------------------------------------------------------------------------------------------
+
+
+def test_handler_knows_its_types_and_schemas() -> None:
+    assert (length.input_type, length.output_type, length.is_source) == (Page, Words, False)
+    schema = length.input_schema()
+    assert schema is not None and [*schema["properties"]] == ["url", "n"]
+    assert length.output_schema() == Words.model_json_schema()
+    parameters = length.parameters_schema()
+    assert parameters is not None
+    assert parameters["required"] == ["least"] and parameters["properties"]["lang"]["default"] == "en"
+
+
+def test_input_of_a_source_is_its_inline_input() -> None:
+    assert crawl.is_source
+    assert crawl.input_schema() == crawl.parameters_schema()
+    schema = crawl.input_schema()
+    assert schema is not None and (schema["required"], [*schema["properties"]]) == (
+        ["folder"],
+        ["folder", "limit"],
+    )
+
+
+def test_handler_without_types_knows_none() -> None:
+    handler = RoleHandler()
+    assert (handler.input_type, handler.output_type, handler.is_source) == (None, None, False)
+    assert (handler.input_schema(), handler.output_schema(), handler.parameters_schema()) == (
+        None,
+        None,
+        None,
+    )
+
+
+def test_types_of_a_generic_base_reach_the_class_that_fixes_them() -> None:
+    T = TypeVar("T")
+
+    class Base(RoleHandler[T, Words], Generic[T]):
+        async def process(self, item: T, ctx: RunContext) -> Words:
+            return Words(words=1)
+
+    class Concrete(Base[Page]):
+        role = "concrete"
+
+    class Deeper(Concrete):
+        role = "deeper"
+
+    assert Base.types is None
+    assert (Concrete().input_type, Deeper().input_type, Deeper().output_type) == (Page, Page, Words)
+
+
+async def test_class_that_only_names_its_types_keeps_its_hooks_for_batches() -> None:
+    class Old(RoleHandler[Page, Words]):
+        role = "old"
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            return BatchResult(success=True, metrics={"words": 5})
+
+    assert Old().output_type is Words
+    assert (await finished([Old()], node("old", "old"))).nodes["old"].batches == [{"words": 5}]
+
+
+def test_types_that_are_texts_are_resolved() -> None:
+    class Count(RoleHandler["Page", "Words"]):
+        role = "count"
+
+        async def process(self, item: Page, ctx: RunContext) -> Words:
+            return Words(words=1)
+
+    assert (Count().input_type, Count().output_type) == (Page, Words)
+
+
+# --- functions ----------------------------------------------------------------------------------------------------
+
+
+async def test_function_of_a_role_is_called_as_before() -> None:
+    assert isinstance(length, FunctionRole) and isinstance(crawl, SourceRole)
+    assert await length(Page(url="abc"), None, lang="de", least=3) == Words(words=3)
+    assert [page.url async for page in crawl("x")] == ["x"]
+    assert (length.role, length.handler_version, crawl.inline) == ("length", "7", True)
+    assert (length.__doc__, length.__name__) == ("Return the length.", "length")
+
+
+def test_function_is_loaded_and_pickled_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(length)) is length
+    handlers = load_handlers([f"{__name__}:length", f"{__name__}:crawl"])
+    assert handlers == {"length": length, "crawl": crawl}
+    with pytest.raises(ConfigError) as refused:
+        load_handlers([f"{__name__}:nothing_like_this"])
+    assert "its handlers are length, crawl" in str(
+        getattr(refused.value, "__notes__", None) or vars(refused.value)
+    )
+
+
+def test_version_of_a_function_covers_its_module_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr("flowkit.activities.handlers._read_source", lambda module: read.append(module) or b"")
+    assert version_of(crawl)
+    assert version_of(length) == "7"
+    assert read == [__name__]
+
+
+def test_typed_handlers_have_no_misspelled_or_unfit_hook() -> None:
+    for handler in (length, crawl):
+        assert misspelled_hook(handler) is None and unfit_hook(handler) is None
+
+    class Count(RoleHandler[Page, Words]):
+        role = "count"
+
+        async def process(self, item: Page, ctx: RunContext) -> Words:
+            return Words(words=1)
+
+        async def finalise(self, ctx: RunContext) -> None: ...
+
+    assert "did you mean 'finalize'" in str(misspelled_hook(Count()))
