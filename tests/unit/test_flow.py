@@ -89,6 +89,15 @@ class Untyped(RoleHandler):
     role = "untyped"
 
 
+class Reserved(RoleHandler):
+    role = "delay"
+
+
+@dataclass
+class Holder:
+    value: Any
+
+
 async def publish(task_id: str, day: str) -> None:
     """Do nothing."""
 
@@ -187,7 +196,7 @@ def test_handlers_and_functions_are_those_of_the_program() -> None:
 
 def test_params_get_their_default_values_and_keep_unknown_keys() -> None:
     flow = cities()
-    wanted = {"cities": [{"name": "Rome"}], "options": None, "limits": {}}
+    wanted: dict[str, Any] = {"cities": [{"name": "Rome"}], "options": None, "limits": {}}
     assert flow.dump_params(Params(cities=[City(name="Rome")])) == wanted
     given = {"cities": [{"name": "Rome"}], "priority": 3}
     assert flow.dump_params(given) == {**wanted, "priority": 3}
@@ -397,6 +406,8 @@ WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda flow, a: flow.node("b", publish), "the function publish is no handler"),
     (lambda flow, a: flow.node("b", RoleHandler), "handler RoleHandler: has no role"),
     (lambda flow, a: flow.node("b", "ranker"), "a str is no handler"),
+    (lambda flow, a: flow.node("b", Reserved), "handler Reserved: role 'delay' cannot be a role's name"),
+    (lambda flow, a: a.input(given=Holder(value=cel("1"))), "input cannot be written as JSON"),
     (lambda flow, a: flow.node("b", Untyped()), "role 'untyped' already has the handler Untyped, at"),
     (lambda flow, a: flow.node("a", Untyped), "node id 'a' is already used, at"),
     (lambda flow, a: a.input(input_adapter="noop"), "input has 'input_adapter'; call pulls"),

@@ -91,7 +91,10 @@ def module_exists(name: str) -> bool:
 
 
 def load_flow(name: str) -> Flow[Any]:
-    """Return the flow that module:flow names. What the module prints goes to stderr. Raise ConfigError if it is none."""
+    """Return the flow that module:flow names. What the module prints goes to stderr.
+
+    Raise ConfigError if it is no flow.
+    """
     with redirect_stdout(sys.stderr):
         found = _load(name)
     if isinstance(found, Flow):

@@ -241,26 +241,30 @@ class Flow(Generic[P]):
         return graph
 
     def _write(self) -> dict[str, Any]:
-        specs = [node.spec for node in self._nodes.values()]
+        specs, typed = [node.spec for node in self._nodes.values()], self._list_typed()
         edges = write_edges(specs)
         graph = {
             **({"name": self.name} if self.name else {}),
             **{key: self._settings[key] for key in SETTINGS if key in self._settings},
             **self._extra,
-            "nodes": [spec.to_dict(ignores_parents=self._ignores_parents(spec)) for spec in specs],
+            "nodes": [spec.to_dict(ignores_parents=self._ignores_parents(spec, typed)) for spec in specs],
             **({"edges_ex": edges} if edges else {}),
         }
         return deepcopy(graph)
 
-    def _ignores_parents(self, spec: NodeSpec) -> bool:
-        """Return whether a node with parents that store batches has said that it does not read them.
+    def _list_typed(self) -> frozenset[str]:
+        """Return the roles whose handlers name types."""
+        return frozenset(
+            role for role, each in self.handlers.items() if each.is_source or each.input_type is not None
+        )
 
-        The types of a handler say where its items come from, and others may read the batches themselves.
+    def _ignores_parents(self, spec: NodeSpec, typed: frozenset[str]) -> bool:
+        """Return whether a node has parents that store batches, and has said that it does not read them.
+
+        The methods of a node say where the items of a typed handler come from. Others may read batches themselves.
         """
-        handler = self.handlers.get(spec.kind)
-        is_typed = handler is not None and (handler.is_source or handler.input_type is not None)
         stores = any(self._nodes[parent].spec.kind not in ENGINE_TYPES for parent in spec.links)
-        return is_typed and stores and "map" not in spec.fields
+        return spec.kind in typed and stores and "map" not in spec.fields
 
     def dump_params(self, params: P | Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return params as JSON, with the default values of the type `P`. Unknown keys are kept.

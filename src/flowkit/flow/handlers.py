@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowkit import limits
 from flowkit.activities.handlers import RoleHandler
 from flowkit.core.user_code import contained, error_text
 from flowkit.errors import ConfigError, GraphError
 from flowkit.text import kind_of, one_line, printed
+from flowkit.validation.values import is_role
 
 if TYPE_CHECKING:
     from flowkit.flow.places import Place
@@ -50,7 +50,7 @@ def _handler_problem(handler: Any) -> str | None:
         shown = f"the function {handler.__name__}" if hasattr(handler, "__code__") else shown
         return f"{shown} is no handler; pass a subclass of RoleHandler, an instance of one, or a function with @role"
     role = handler.role
-    if not isinstance(role, str) or not limits.ROLE.fullmatch(role):
+    if not is_role(role):
         shown = f"role {printed(role)} cannot be a role's name" if role else "has no role"
         return f'handler {_name(handler)}: {shown}; set the class attribute role = "..."'
     return None

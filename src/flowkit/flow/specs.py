@@ -77,7 +77,7 @@ class NodeSpec:
     def to_dict(self, *, ignores_parents: bool = False) -> dict[str, Any]:
         """Return the node as JSON, with its keys in a fixed order.
 
-        With `ignores_parents`, a node without an input adapter names `noop`, so that nobody misses the data of parents.
+        With `ignores_parents`, a node without an input adapter names `noop`: it does not read what its parents store.
         """
         inline = self._write_inline()
         if ignores_parents and self.adapter is None and ADAPTER not in (inline or {}):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from flowkit.graph.expressions import KEY
@@ -13,11 +12,14 @@ Duration = float | timedelta
 """A duration: a number of seconds, or a timedelta."""
 
 
-@dataclass(frozen=True, slots=True)
 class Cel:
     """An expression in CEL, which gives a value when the task runs."""
 
-    text: str
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"cel({self.text!r})"
 
 
 def cel(expression: str) -> Cel:
@@ -35,9 +37,7 @@ def _write_expressions(value: Any) -> Any:
         return {KEY: value.text}
     if isinstance(value, dict):
         return {key: _write_expressions(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_write_expressions(each) for each in value]
-    return value.isoformat() if isinstance(value, datetime) else value
+    return [_write_expressions(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def to_text(expression: str | Cel) -> str:

@@ -69,6 +69,7 @@ def edge_mode_problems(edge: Mapping[str, Any]) -> Iterator[str]:
 
 
 def is_async(edge: Mapping[str, Any]) -> bool:
+    """Return whether the first batch of its parent satisfies an entry of `edges_ex`."""
     return edge.get("mode") == ASYNC or edge.get(ON_BATCH) is True
 
 

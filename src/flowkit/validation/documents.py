@@ -69,9 +69,7 @@ class Document:
         try:
             with Path(path).open("rb") as file:
                 return cls.of_bytes(str(path), file.read(FILE_BYTES + 1), what)
-        except FileNotFoundError:
-            raise
-        except ConfigError:
+        except (FileNotFoundError, ConfigError):
             raise
         except (OSError, ValueError) as error:  # ValueError: a path with NUL
             reason = getattr(error, "strerror", None) or one_line(error)

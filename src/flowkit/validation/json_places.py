@@ -19,7 +19,7 @@ Path = tuple[str | int, ...]
 _TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 
 
-class Step(NamedTuple):
+class JsonStep(NamedTuple):
     """A key of an object, or a value."""
 
     path: Path
@@ -31,7 +31,7 @@ class Step(NamedTuple):
     """Where the object or the list begins that contains it."""
 
 
-def walk(text: str) -> Iterator[Step]:
+def walk(text: str) -> Iterator[JsonStep]:
     """Yield the keys and the values of a JSON text, in order. What follows an error in the text has no meaning."""
     path: list[str | int] = []
     parents = [-1]
@@ -40,7 +40,7 @@ def walk(text: str) -> Iterator[Step]:
         token, offset = found[0], found.start()
         match token:
             case "{" | "[":
-                yield Step(tuple(path), offset, token, False, parents[-1])
+                yield JsonStep(tuple(path), offset, token, False, parents[-1])
                 parents.append(offset)
                 path.append("" if token == "{" else 0)
                 is_key = token == "{"
@@ -55,9 +55,9 @@ def walk(text: str) -> Iterator[Step]:
                 is_key = False
             case _ if is_key and path:
                 path[-1] = _decode(token)
-                yield Step(tuple(path), offset, token, True, parents[-1])
+                yield JsonStep(tuple(path), offset, token, True, parents[-1])
             case _:
-                yield Step(tuple(path), offset, token, False, parents[-1])
+                yield JsonStep(tuple(path), offset, token, False, parents[-1])
 
 
 def _go_on(path: list[str | int]) -> bool:

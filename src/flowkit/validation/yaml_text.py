@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 from yaml import events
 
+from flowkit.errors import ConfigError
 from flowkit.limits import YAML_LEVELS, YAML_VALUES
 from flowkit.text import printed, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PARSER: Final[Any] = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
-"""libyaml, or the slow parser of PyYAML where it was built without."""
+_PARSER: Final[Any] = getattr(yaml, "CBaseLoader", None)
+"""The parser of libyaml; None if PyYAML was built without it. PyYAML's own parser is slow, and reads some texts
+otherwise."""
 
 Path = tuple[str | int, ...]
 """The keys and indexes that lead to a value."""
@@ -91,20 +93,25 @@ class YamlRefused(ValueError):
 def load_yaml(text: str, places: Places | None = None) -> Any:
     """Return the value of a YAML text with one document. Add the places of its outer values to `places`.
 
-    Raise YamlRefused if it is not valid, or has something that JSON lacks, a key twice, or too much of anything.
+    Raise YamlRefused if it is not valid, or has something that JSON lacks, a key twice, or too much of anything, and
+    ConfigError if PyYAML lacks libyaml.
     """
+    if _PARSER is None:
+        raise ConfigError(
+            "PyYAML was built without libyaml; install its wheel: pip install --only-binary :all: pyyaml"
+        )
     if found := _UNREADABLE.search(text):
         problem = f"a YAML text cannot contain the character {found[0]!a}"
         raise YamlRefused(f"{problem}; write it as an escape in double quotes", found.start())
     if found := _TAG_DIRECTIVE.search(text):
         raise YamlRefused("FlowKit reads no directive %TAG; remove it", found.start())
-    reader = _Reader(places)
+    composer = _Composer(places)
     try:
         for event in yaml.parse(text, Loader=_PARSER):
-            reader.take(event)
+            composer.take(event)
     except yaml.MarkedYAMLError as error:
         raise _explain(error, text) from None
-    return reader.value
+    return composer.value
 
 
 def _explain(error: yaml.MarkedYAMLError, text: str) -> YamlRefused:
@@ -148,7 +155,7 @@ class _Frame:
         """The lines of the keys of an object."""
 
 
-class _Reader:
+class _Composer:
     """Makes the value of a document from its events."""
 
     def __init__(self, places: Places | None) -> None:
@@ -219,7 +226,8 @@ class _Reader:
     def _alias(self, event: events.AliasEvent) -> None:
         """Add a copy of what an alias stands for, so that a change of one does not change the other."""
         if event.anchor not in self._anchors:
-            raise YamlRefused(f"nothing before it has the anchor &{event.anchor}", event.start_mark)
+            problem = f"nothing before it has the anchor &{event.anchor}; add it, or put the text in quotes"
+            raise YamlRefused(problem, event.start_mark)
         if (held := self._anchors[event.anchor]) is None:
             raise YamlRefused("the value contains itself by this alias; remove it", event.start_mark)
         value, values, levels = held
@@ -272,8 +280,12 @@ class _Reader:
 
     def _path(self) -> Path:
         """Return the path of the value that comes next, or that of the object whose key does."""
-        frames = self._frames[:-1] if self._frames and self._frames[-1].takes_key else self._frames
-        return tuple(len(each.value) if type(each.value) is list else each.key for each in frames)
+        steps = [len(each.value) - 1 if type(each.value) is list else each.key for each in self._frames]
+        if self._frames and self._frames[-1].takes_key:
+            steps.pop()
+        elif steps and isinstance(steps[-1], int):
+            steps[-1] += 1
+        return tuple(steps)
 
     # --- scalars ------------------------------------------------------------------------------------------------
 
@@ -360,7 +372,8 @@ def _quoted(key: object, event: events.NodeEvent) -> str:
 
 
 def _foreign_tag(tag: str) -> str:
-    return f"the tag {printed(tag.replace(_TAG, '!!'))} is none of YAML's core schema; remove it"
+    remedy = "remove it" if tag.startswith(_TAG) else "put a text that begins with ! in quotes"
+    return f"the tag {printed(tag.replace(_TAG, '!!'))} is none of YAML's core schema; {remedy}"
 
 
 def _too_deep() -> str:

@@ -38,7 +38,7 @@ def graph(
         str,
         typer.Argument(
             metavar="TASK|GRAPH",
-            help="Id of a task, or JSON or YAML file with a graph as for `run`; - reads stdin.",
+            help="Id of a task, or a graph as for `run`: JSON or YAML file (- reads stdin), or flow as module:flow.",
         ),
     ],
     form: Annotated[
