@@ -33,6 +33,7 @@ from flowkit.attempt.failures import describe_raised, failure, from_error, lost,
 from flowkit.attempt.signals import AttemptSignal, first_batch_of, shard_started
 from flowkit.attempt.storage import AttemptStorage, complete_end, resolve
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
+from flowkit.core.time import SystemClock
 from flowkit.core.user_code import contained, is_missing_variable, original
 from flowkit.core.utils import stable_hash
 from flowkit.errors import EpochTaken, Fenced, FlowKitError
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from flowkit.activities.process_pool import ProcessPool
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.attempt.role_lease import RoleLease
+    from flowkit.core.time import Clock
 
 _logger = logging.getLogger("flowkit.worker")
 
@@ -125,7 +127,7 @@ class RoleContext:
     threads: Threads
     inputs: InputSettings = field(default_factory=InputSettings)
     processes: ProcessPool | None = None
-    clock: Any = None
+    clock: Clock = field(default_factory=SystemClock)
     events: AttemptEventLog | None = None
     leases: Mapping[str, RoleLease] = field(default_factory=dict)
     """The lease of each role whose task queue the process polls."""
@@ -601,8 +603,9 @@ class RoleExecutor:
         text = "batch %s of node %s failed in try %d of %d: %s: %s"
         most = self._attempt.quarantine.attempts if self._attempt.quarantine is not None else tries
         _logger.info(text, uid, self._attempt.node_id, tries, most, shown.code, shown.message)
+        pause_sec = min(_LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2 ** (tries - 1))
         with self._wait.interruptible():
-            await asyncio.sleep(min(_LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2 ** (tries - 1)))
+            await self._roles.clock.sleep_ms(pause_sec * 1000)
         await self._ctx.raise_if_cancelled()
 
     async def _set_aside(self, uid: str, failure: AttemptFailure, tries: int) -> None:

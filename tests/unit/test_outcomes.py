@@ -11,7 +11,7 @@ from tests.unit.handler_runs import node
 
 from flowkit.errors import ConfigError
 from flowkit.testing import run_graph, stub
-from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
+from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext, role
 
 PULL = {"input_inline": {"input_adapter": "pull.from_artifacts"}}
 
@@ -20,6 +20,12 @@ class Price(BaseModel):
     """A result with a type."""
 
     euros: int
+
+
+class Order(BaseModel):
+    """An item with a type."""
+
+    item: str
 
 
 def shop(**price: Any) -> dict[str, Any]:
@@ -93,11 +99,11 @@ async def test_a_flow_brings_its_handlers_and_functions_and_stubs_replace_them()
     )
     handlers = {"orders": Real(), "pricer": stub("pricer", fails=ValueError)}
     flow = SimpleNamespace(to_dict=lambda: graph, handlers=handlers, functions={"close": close})
-    run = await run_graph(flow, stub("pricer", {"euros": 4}))
+    run = await run_graph(flow, stub("pricer", {"euros": 4}), params=Order(item="cup"))
     run.assert_finished()
     assert run.results("orders") == [{"item": "cup"}]
     assert run.results(SimpleNamespace(node_id="price"), Price) == [Price(euros=4)]
-    assert closed == [run.task_id]
+    assert (closed, run.document["params"]) == ([run.task_id], {"item": "cup"})
 
 
 async def test_a_failed_assertion_shows_the_graph_and_the_errors() -> None:
@@ -150,3 +156,25 @@ async def test_each_assertion_says_what_is_wrong() -> None:
     ):
         with pytest.raises(AssertionError, match=problem):
             check()
+
+
+async def test_the_item_of_a_map_is_one_of_its_items() -> None:
+    mapped = node("a", "a", map={"over": "params.items"})
+    got = stub("a", lambda item: {"got": item})
+    run = await run_graph({"nodes": [mapped]}, got, params={"items": [1, {"n": 2}]})
+    assert run.results("a") == [{"got": 1}, {"got": {"n": 2}}]
+
+
+@role("pricer")
+async def look_up(order: Order) -> Price:
+    """Return a price, as a typed handler does."""
+    return Price(euros=len(order.item))
+
+
+async def test_stubs_stand_between_typed_handlers() -> None:
+    total = stub("total")
+    graph = shop()
+    graph["nodes"].append({**node("total", "total", "price"), "io": PULL})
+    run = await run_graph(graph, stub("orders", yields=[Order(item="tea")]), look_up, total)
+    assert run.results("price", Price) == [Price(euros=3)]
+    assert total.calls == [{"euros": 3}]

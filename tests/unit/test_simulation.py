@@ -86,7 +86,7 @@ async def test_a_time_limit_ends_an_attempt_that_waits_on_the_clock() -> None:
 
 async def test_a_time_limit_ends_an_attempt_that_hangs() -> None:
     hanging = node("a", "hanging", timeout_sec=3600, **ONCE)
-    run = await simulate({"nodes": [hanging]}, Hanging(), patience_sec=0.05)
+    run = await simulate({"nodes": [hanging]}, Hanging(), hangs_after_sec=0.05)
     run.node("a").assert_failed(reason="timeout")
 
 
@@ -260,11 +260,11 @@ async def test_a_script_extends_the_graph() -> None:
 
 async def test_the_error_of_a_script_ends_the_run() -> None:
     async def script(task: SimulatedTask) -> None:
-        await task.until("a", "running")
+        await task.until("ok", "deferred")
         raise LookupError("the script is wrong")
 
     with pytest.raises(LookupError, match="the script is wrong"):
-        await simulate({"nodes": [sleeper("a", sec=DAY)]}, Sleeper(), script=script)
+        await simulate(ASK, stub("a"), script=script)
 
 
 async def test_a_script_that_waits_for_what_never_happens_is_told_so() -> None:
@@ -297,3 +297,57 @@ async def test_functions_and_variables_work_as_on_servers() -> None:
     run.assert_finished()
     run.assert_order("set", "note")
     assert run.vars == {"n": 1}
+
+
+async def test_the_pauses_before_tries_of_a_batch_take_no_time() -> None:
+    batches = {"on_batch_failure": {"attempts": 6, "then": "quarantine"}}
+    flaky = stub("a", fails=ConnectionError("x"), times=5)
+    run = await simulate({"nodes": [node("a", "a", **batches)]}, flaky)
+    assert (run.status, run.nodes["a"].attempts, run.seconds) == ("finished", 1, 1 + 2 + 4 + 8 + 16)
+
+
+async def test_shards_and_maps_take_part() -> None:
+    class Shard(RoleHandler):
+        role = "shard"
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            await ctx.clock.sleep_ms(60_000)
+            return BatchResult(success=True, metrics={"items": batch.payload["items"]})
+
+    mapped = node("m", "shard", map={"over": "params.items", "parallel": 2})
+    run = await simulate({"nodes": [mapped]}, Shard(), params={"items": [1, 2, 3, 4]})
+    assert (run.status, sorted(each["items"] for each in run.results("m"))) == (
+        "finished",
+        [[1], [2], [3], [4]],
+    )
+    assert 60 <= run.seconds < 600
+
+
+async def test_actions_at_one_moment_are_all_applied() -> None:
+    async def script(task: SimulatedTask) -> None:
+        await task.until("a", "running")
+        await asyncio.gather(task.pause("node:b"), task.pause("node:c"))
+        await asyncio.gather(task.resume("node:b"), task.resume("node:c"))
+
+    nodes = [sleeper("a", sec=60), node("b", "b", "a"), node("c", "b", "a")]
+    run = await simulate({"nodes": nodes}, Sleeper(), stub("b"), script=script)
+    run.assert_finished()
+
+
+async def test_handlers_end_with_the_run() -> None:
+    ended: list[str] = []
+
+    class Stubborn(RoleHandler):
+        role = "stubborn"
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(ctx.node_id)
+            raise AssertionError("no code sets that event")
+
+    nodes = [node("s", "stubborn"), node("a", "a", **ONCE)]
+    run = await simulate({"nodes": nodes}, Stubborn(), stub("a", fails=ValueError("x")), hangs_after_sec=0.05)
+    assert statuses(run) == {"s": "cancelled", "a": "failed"}
+    assert (ended, run.seconds) == (["s"], 30)

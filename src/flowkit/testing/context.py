@@ -36,7 +36,7 @@ class HandlerContext(RunContext):
 
     clock: ManualClock
 
-    def __init__(self, document: _Document) -> None:
+    def __init__(self, document: _ContextDocument) -> None:
         attempt = document.attempt
         super().__init__(
             attempt=attempt,
@@ -89,10 +89,10 @@ def handler_context(
         io=NodeIO(input_inline=given[1], input_ref=given[2]),
     )
     database = memory_database() if db is None else db
-    return HandlerContext(_Document(database, attempt, given[0] or {}, dict(vars or {})))
+    return HandlerContext(_ContextDocument(database, attempt, given[0] or {}, dict(vars or {})))
 
 
-class _Document:
+class _ContextDocument:
     """The document of the task. It is written before the first use of a variable, because that is asynchronous."""
 
     def __init__(
@@ -128,7 +128,7 @@ class _Document:
 class _Variables(TaskVariables):
     """The variables of the task, whose document is written before their first use."""
 
-    def __init__(self, document: _Document) -> None:
+    def __init__(self, document: _ContextDocument) -> None:
         super().__init__(document.tasks, document.attempt, _RUN)
         self._document = document
 

@@ -19,8 +19,7 @@ from flowkit.engine.worker import (
     read_activity_name,
 )
 from flowkit.errors import ConfigError
-from flowkit.models import AttemptInput, CloseTask, NodeStatus, RecordTask
-from flowkit.reading.state import list_roles
+from flowkit.models import ENGINE_TYPES, AttemptInput, CloseTask, NodeStatus, RecordTask
 from flowkit.worker.runner import Worker
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.mongo import Database
     from flowkit.core.time import Clock
-    from flowkit.models import FirstBatch, NodeRecord, Settings, ShardStarted
+    from flowkit.models import FirstBatch, Graph, NodeRecord, Settings, ShardStarted
     from flowkit.worker import RoleHandler
 
 RUN = "test-run"
@@ -121,7 +120,7 @@ class Executors:
 @asynccontextmanager
 async def executors(
     db: Database,
-    graph: dict[str, Any],
+    graph: Graph,
     handlers: Sequence[RoleHandler],
     functions: Mapping[str, Any],
     clock: Clock,
@@ -132,7 +131,7 @@ async def executors(
     """
     by_role = _group_by_role(handlers)
     worker = Worker(
-        db=db, roles=[*{**dict.fromkeys(list_roles(graph)), **by_role}], handlers=by_role, clock=clock
+        db=db, roles=[*{**dict.fromkeys(_list_roles(graph)), **by_role}], handlers=by_role, clock=clock
     )
     worker.versions = dict.fromkeys(
         worker.versions, ""
@@ -162,6 +161,10 @@ async def executors(
         )
     finally:
         await worker.stop()
+
+
+def _list_roles(graph: Graph) -> list[str]:
+    return list(dict.fromkeys(node.type for node in graph.nodes if node.type not in ENGINE_TYPES))
 
 
 def _group_by_role(handlers: Sequence[RoleHandler]) -> dict[str, RoleHandler]:

@@ -33,8 +33,12 @@ class FlowkitTime:
 
 def outcome(run: Coroutine[Any, Any, GraphRun]) -> Any:
     """Return the outcome of a run, or the run to await if an event loop runs already."""
+    return run if _is_in_coroutine() else asyncio.run(run)
+
+
+def _is_in_coroutine() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(run)
-    return run
+        return False
+    return True

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GraphRun", "NodeRun", "Pipeline", "run_graph", "simulate"]
 
-_PATIENCE_SEC = 10.0
+_HANGS_AFTER_SEC = 10.0
 _HASTE_SEC = 0.2
 """How long `run_graph` lets working attempts delay the retries of others."""
 
@@ -62,6 +62,18 @@ class TypedGraph(Protocol):
         """Return the graph."""
 
 
+@runtime_checkable
+class TypedParams(Protocol):
+    """What knows the type of the params of its tasks, such as a Flow."""
+
+    def dump_params(self, params: Any = None) -> dict[str, Any]:
+        """Return params as JSON, with their default values."""
+
+
+def _dump_plain(params: Any = None) -> dict[str, Any]:
+    return dict(params or {})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
     """A graph with what runs it."""
@@ -69,6 +81,8 @@ class Pipeline:
     graph: dict[str, Any]
     handlers: list[RoleHandler]
     functions: dict[str, Any]
+    dump_params: Callable[[Any], dict[str, Any]] = _dump_plain
+    """Returns params with the default values that the type of a typed graph gives them."""
 
     @classmethod
     def of(
@@ -88,7 +102,12 @@ class Pipeline:
             plain, own, known = graph.to_dict(), graph.handlers, graph.functions
         replaced = {each.role for each in handlers}
         kept = [handler for role, handler in own.items() if role not in replaced]
-        return cls(graph=plain, handlers=[*kept, *handlers], functions={**known, **(functions or {})})
+        return cls(
+            graph=plain,
+            handlers=[*kept, *handlers],
+            functions={**known, **(functions or {})},
+            dump_params=graph.dump_params if isinstance(graph, TypedParams) else _dump_plain,
+        )
 
     def check_stubs(self, graph: dict[str, Any]) -> None:
         """Raise ConfigError for a stub whose role no node of the valid graph has."""
@@ -104,13 +123,15 @@ class Pipeline:
 async def run_graph(
     graph: dict[str, Any] | TypedGraph,
     *handlers: RoleHandler,
-    params: dict[str, Any] | None = None,
+    params: Any = None,
     functions: Mapping[str, Any] | None = None,
     db: Database | None = None,
 ) -> GraphRun:
     """Run a task to its end in this process, without any server, and return its outcome.
 
     `graph` is a graph, or a `Flow` with its handlers and functions; `handlers` replace those of a flow by role.
+    `params` is a dict, or for a flow also a value of the type of its params, whose defaults the flow adds.
+
     Handlers and coordinator functions run in the same activities as on a worker and an engine, and the workflow is that
     of an engine. `functions` adds to the built-in functions. To give handlers data to read, pass a database as `db`;
     the default is a new `memory_database()`.
@@ -129,7 +150,7 @@ async def run_graph(
         clock,
         _without_waits(job.given),
         seen=SystemClock(),
-        patience_sec=_HASTE_SEC,
+        hangs_after_sec=_HASTE_SEC,
         decide=lambda node_id: "approve",
         satisfied=(),
         script=None,
@@ -139,14 +160,14 @@ async def run_graph(
 async def simulate(
     graph: dict[str, Any] | TypedGraph,
     *handlers: RoleHandler,
-    params: dict[str, Any] | None = None,
+    params: Any = None,
     functions: Mapping[str, Any] | None = None,
     db: Database | None = None,
     decide: Decisions | None = None,
     satisfied: Collection[str] = (),
     script: Script | None = None,
     start: datetime | None = None,
-    patience_sec: float = _PATIENCE_SEC,
+    hangs_after_sec: float = _HANGS_AFTER_SEC,
 ) -> GraphRun:
     """Run a task as `run_graph` does, with a clock that skips what the task waits for: backoffs, delays, deadlines.
 
@@ -158,9 +179,9 @@ async def simulate(
     An approval without one waits for its deadline. `satisfied` names the prerequisites that are satisfied. `script` is
     a coroutine function that gets the running task, a SimulatedTask, and steers it.
 
-    After `patience_sec` real seconds in which an attempt neither ends nor waits on the clock, time passes anyway: so
-    its `timeout_sec` and the deadlines end one that hangs. Raise TaskStuck if the task waits for something that does
-    not happen by itself.
+    An attempt that neither ends nor waits on the clock for `hangs_after_sec` real seconds counts as hanging. Time then
+    passes without it, so that its `timeout_sec` or a deadline ends it. Raise TaskStuck if the task waits for something
+    that does not happen by itself.
     """
     job = await _prepare(Pipeline.of(graph, handlers, functions), params, db)
     if script is None:  # A script may add nodes.
@@ -170,7 +191,7 @@ async def simulate(
         clock,
         job.given,
         seen=clock,
-        patience_sec=patience_sec,
+        hangs_after_sec=hangs_after_sec,
         decide=decide or {},
         satisfied=satisfied,
         script=script,
@@ -194,24 +215,22 @@ class _Job:
         given: dict[str, Any],
         *,
         seen: Clock,
-        patience_sec: float,
+        hangs_after_sec: float,
         decide: Decisions,
         satisfied: Collection[str],
         script: Script | None,
     ) -> GraphRun:
         """Run the task with the input `given`, and return its outcome. Handlers see the clock `seen`."""
         begun = clock.now
-        async with executors(
-            self.db, self.given["graph"], self.pipeline.handlers, self.functions, seen
-        ) as ready:
-            server = TaskServer(self.task_id, ready, clock, patience_sec=patience_sec)
+        async with executors(self.db, self.parsed, self.pipeline.handlers, self.functions, seen) as ready:
+            server = TaskServer(self.task_id, ready, clock, hangs_after_sec=hangs_after_sec)
             task = SimulatedTask(server)
             server.observe = task.observe
             approvals = [node.node_id for node in self.parsed.nodes if node.approval is not None]
             steering = _Steering(clock, task, approvals, decide, satisfied, script)
             async with steering.started():
                 await server.run(given, steering.tasks)
-                await steering.end(patience_sec)
+                await steering.end(hangs_after_sec)
         return await read_run(self.db, self.task_id, events=ready.trace.events, seconds=clock.now - begun)
 
 
@@ -255,20 +274,20 @@ class _Steering:
         with self._clock.party("the decisions"):
             await decide_all(self._task, self._approvals, self._decisions)
 
-    async def end(self, patience_sec: float) -> None:
+    async def end(self, hangs_after_sec: float) -> None:
         """Let the script continue to its end when the task has ended. Raise its error."""
         scripted = self.tasks[0]
         while not scripted.done():
-            await self._clock.settle(patience_sec)
+            await self._clock.settle(hangs_after_sec)
             if not scripted.done() and not self._clock.advance():
-                await asyncio.wait([scripted], timeout=patience_sec)
+                await asyncio.wait([scripted], timeout=hangs_after_sec)
         scripted.result()
 
 
-async def _prepare(pipeline: Pipeline, params: dict[str, Any] | None, db: Database | None) -> _Job:
+async def _prepare(pipeline: Pipeline, params: Any, db: Database | None) -> _Job:
     task_id = str(uuid.uuid4())
     given = {
-        "params": convert_to_json("params", params or {}),
+        "params": convert_to_json("params", pipeline.dump_params(params)),
         "graph": convert_to_json("graph", pipeline.graph),
     }
     parsed, new = validate_input(task_id, given), parse_input(task_id, given)

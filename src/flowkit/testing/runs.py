@@ -6,14 +6,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from pydantic import TypeAdapter
-
+from flowkit.activities.json_types import JsonType
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.models import NodeStatus, TaskStatus
-from flowkit.pictures.model import make_picture
-from flowkit.pictures.text import to_text
-from flowkit.reading.graphs import view_graph
-from flowkit.reading.state import read_document
 from flowkit.text import names
 
 if TYPE_CHECKING:
@@ -59,10 +54,12 @@ class NodeRun:
 
     def assert_finished(self) -> None:
         """Raise AssertionError, which shows the graph, unless the node has finished."""
+        __tracebackhide__ = True
         self._assert_status(NodeStatus.FINISHED)
 
     def assert_failed(self, *, reason: str | None = None, error: str | None = None) -> None:
         """Raise AssertionError unless the node has failed, with this reason code and this text in its error."""
+        __tracebackhide__ = True
         self._assert_status(NodeStatus.FAILED)
         if reason is not None and self.reason_code != reason:
             self._fail(f"failed with {self.reason_code!r}, not with {reason!r}")
@@ -71,24 +68,29 @@ class NodeRun:
 
     def assert_skipped(self, reason: str | None = None) -> None:
         """Raise AssertionError unless the node was skipped, for this reason, such as `condition`."""
+        __tracebackhide__ = True
         self._assert_status(NodeStatus.SKIPPED)
         if reason is not None and self.skip_reason != reason:
             self._fail(f"was skipped because of {self.skip_reason!r}, not of {reason!r}")
 
     def assert_cancelled(self) -> None:
         """Raise AssertionError unless the node was cancelled."""
+        __tracebackhide__ = True
         self._assert_status(NodeStatus.CANCELLED)
 
     def assert_attempts(self, number: int) -> None:
         """Raise AssertionError unless the node has had so many attempts."""
+        __tracebackhide__ = True
         if self.attempts != number:
             self._fail(f"had {self.attempts} attempts, not {number}")
 
     def _assert_status(self, wanted: NodeStatus) -> None:
+        __tracebackhide__ = True
         if self.status != wanted:
             self._fail(f"is {self.status}, not {wanted.value}")
 
     def _fail(self, problem: str) -> None:
+        __tracebackhide__ = True
         raise AssertionError(f"node {self.node_id!r} {problem}\n\n{self.show()}")
 
 
@@ -122,42 +124,55 @@ class GraphRun:
         return self.nodes[node_id]
 
     @overload
-    def results(self, node: str | HasNodeId) -> list[dict[str, Any]]: ...
+    def results(self, node: str | HasNodeId) -> list[dict[str, Any]]:
+        """Return the results as objects."""
+
     @overload
-    def results(self, node: str | HasNodeId, kind: type[T]) -> list[T]: ...
+    def results(self, node: str | HasNodeId, kind: type[T]) -> list[T]:
+        """Return the results as values of a type."""
+
     def results(self, node: str | HasNodeId, kind: Any = None) -> list[Any]:
         """Return the results of the batches of a node, oldest first: as objects, or as values of the type `kind`."""
         return [_typed(each, kind) for each in self.node(node).batches]
 
     @overload
-    def final(self, node: str | HasNodeId) -> dict[str, Any]: ...
+    def final(self, node: str | HasNodeId) -> dict[str, Any]:
+        """Return the result as an object."""
+
     @overload
-    def final(self, node: str | HasNodeId, kind: type[T]) -> T: ...
+    def final(self, node: str | HasNodeId, kind: type[T]) -> T:
+        """Return the result as a value of a type."""
+
     def final(self, node: str | HasNodeId, kind: Any = None) -> Any:
         """Return what `finalize` of a node returned: as an object, or as a value of the type `kind`."""
         return _typed(self.node(node).final, kind)
 
     def assert_finished(self) -> None:
         """Raise AssertionError, which shows the graph and the errors of its nodes, unless the task has finished."""
+        __tracebackhide__ = True
         self._assert_status(TaskStatus.FINISHED)
 
     def assert_failed(self, reason: str | None = None) -> None:
         """Raise AssertionError unless the task has failed, with this text in its reason."""
+        __tracebackhide__ = True
         self._assert_status(TaskStatus.FAILED)
         if reason is not None and reason not in (self.reason or ""):
             self._fail(f"the task failed: {self.reason}; this does not contain {reason!r}")
 
     def assert_cancelled(self) -> None:
         """Raise AssertionError unless the task was cancelled."""
+        __tracebackhide__ = True
         self._assert_status(TaskStatus.CANCELLED)
 
     def assert_skipped(self, *nodes: str | HasNodeId) -> None:
         """Raise AssertionError unless all of these nodes were skipped."""
+        __tracebackhide__ = True
         for each in nodes:
             self.node(each).assert_skipped()
 
     def assert_order(self, *nodes: str | HasNodeId) -> None:
         """Raise AssertionError unless each of these nodes has ended before the next one began."""
+        __tracebackhide__ = True
         for earlier, later in pairwise(nodes):
             first, second = self.node(earlier).node_id, self.node(later).node_id
             ends = [place for place, event in enumerate(self.events) if event == (first, "ends")]
@@ -169,6 +184,11 @@ class GraphRun:
 
     def picture(self) -> str:
         """Return the graph with the state of each node, as text, and the errors of the nodes that have failed."""
+        from flowkit.pictures.model import make_picture
+        from flowkit.pictures.text import to_text
+        from flowkit.reading.graphs import view_graph
+        from flowkit.reading.state import read_document
+
         graph = self.document["graph"]
         view = read_document(self.document, {name: len(node.batches) for name, node in self.nodes.items()})
         drawn = to_text(make_picture(view_graph(graph), {row.node_id: row for row in view.nodes}), _COLUMNS)
@@ -177,26 +197,19 @@ class GraphRun:
         return "\n".join([drawn.plain.rstrip(), *([""] if errors or links else []), *errors, *links])
 
     def _assert_status(self, wanted: TaskStatus) -> None:
+        __tracebackhide__ = True
         if self.status != wanted:
             why = f": {self.reason}" if self.reason else ""
             self._fail(f"the task is {self.status}, not {wanted.value}{why}")
 
     def _fail(self, problem: str) -> None:
+        __tracebackhide__ = True
         raise AssertionError(f"{problem}\n\n{self.picture()}")
 
 
 def _typed(stored: dict[str, Any], kind: Any) -> Any:
-    """Return a stored result as a value of a type. One that is no object is stored as `{"value": …}`."""
-    if kind is None:
-        return stored
-    adapter: TypeAdapter[Any] = TypeAdapter(kind)
-    is_value = stored.keys() == {"value"} and not _is_object(adapter)
-    return adapter.validate_python(stored["value"] if is_value else stored)
-
-
-def _is_object(adapter: TypeAdapter[Any]) -> bool:
-    schema = adapter.json_schema()
-    return schema.get("type") == "object" or "$ref" in schema
+    """Return a stored result as a value of a type."""
+    return stored if kind is None else JsonType(kind, "the type of results").from_meta(stored)
 
 
 async def read_run(
@@ -219,12 +232,18 @@ async def read_run(
         db=db,
         document=document,
         events=_read_events(document["graph"]["nodes"]) if events is None else events,
-        seconds=(read_document(document, {}).seconds or 0.0) if seconds is None else seconds,
+        seconds=_measure(document) if seconds is None else seconds,
         web_ui=web_ui,
     )
     for node in document["graph"]["nodes"]:
         nodes[node["node_id"]] = await _read_node(db, task_id, node, run.picture)
     return run
+
+
+def _measure(document: dict[str, Any]) -> float:
+    from flowkit.reading.state import read_document
+
+    return read_document(document, {}).seconds or 0.0
 
 
 async def _read_node(db: Database, task_id: str, node: dict[str, Any], show: Callable[[], str]) -> NodeRun:

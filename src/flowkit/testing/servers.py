@@ -70,26 +70,27 @@ class TestEngine:
     __test__ = False
 
     def __init__(
-        self, coordinator: Coordinator, graph: dict[str, Any], server: LocalTemporal, namespace: str
+        self, coordinator: Coordinator, pipeline: Pipeline, server: LocalTemporal, namespace: str
     ) -> None:
         self.coordinator = coordinator
         """The coordinator, whose methods act on tasks: `retry_node`, `decide`, `pause`, `cancel_task` and others."""
         self.db: Database = coordinator.db
         """The database of the engine."""
-        self._graph = graph
+        self._pipeline = pipeline
         self._server = server
         self._namespace = namespace
 
     async def submit(
         self,
-        params: Mapping[str, Any] | None = None,
+        params: Any = None,
         *,
         graph: dict[str, Any] | None = None,
         task_id: str | None = None,
     ) -> str:
         """Start a task with the graph of the engine, or another one with its roles, and return its id."""
+        given = self._pipeline.dump_params(params) if graph is None else params or {}
         return await self.coordinator.create_task(
-            params={**(params or {})}, graph=graph or self._graph, task_id=task_id
+            params=given, graph=graph or self._pipeline.graph, task_id=task_id
         )
 
     async def wait(self, task_id: str, timeout_sec: float = 60.0) -> GraphRun:
@@ -136,7 +137,7 @@ async def start_engine(
         await coordinator.start()
         try:
             await worker.start()
-            yield TestEngine(coordinator, pipeline.graph, server, client.namespace)
+            yield TestEngine(coordinator, pipeline, server, client.namespace)
         finally:
             await worker.stop()
             await coordinator.stop()

@@ -5,16 +5,14 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter
-
+from flowkit.activities.json_types import JsonType
+from flowkit.activities.typed import ItemBatch
 from flowkit.worker import Batch, BatchResult, RoleHandler
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
     from flowkit.worker import RunContext
-
-_MISSING: Any = object()
 
 
 def stub(
@@ -53,7 +51,9 @@ class Stub(RoleHandler):
         self.role = role
         self.calls: list[Any] = []
         """The items of all batches that it has processed or failed, in order."""
-        self._result: Any = result if callable(result) else _constant(_to_json(result or {}))
+        self._result: Any = (
+            result if callable(result) else _constant({} if result is None else _result.to_meta(result))
+        )
         self._batches = batches
         self._error = error
         self._left = times
@@ -64,7 +64,7 @@ class Stub(RoleHandler):
             yield Batch(payload=loaded or {})
             return
         for place, given in enumerate(self._batches):
-            yield Batch(batch_uid=str(place), payload=_to_json(given))
+            yield Batch(batch_uid=str(place), payload=_result.to_meta(given))
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Return the result, or fail."""
@@ -76,22 +76,25 @@ class Stub(RoleHandler):
         found = item if self._batches is not None else self._result(item)
         if inspect.isawaitable(found):
             found = await found
-        return BatchResult(success=True, metrics=_to_json(found))
+        return BatchResult(success=True, metrics={} if found is None else _result.to_meta(found))
 
 
 def item_of(batch: Batch) -> Any:
-    """Return what a batch is about: what another node has stored, the item of a map, or the input of the node."""
+    """Return what a batch is about: what another node has stored, the items of a map, or the input of the node."""
     given = batch.payload
-    if "from_node" in given:
-        return given["items"] if "items" in given else given["meta"]
-    return given["input_inline"] if given.keys() == {"input_ref", "input_inline"} else given
+    if isinstance(batch, ItemBatch):
+        return given["items"][0]
+    for name in ("meta", "items", "input_inline"):
+        if name in given and given.keys() & _AROUND:
+            return given[name]
+    return given
+
+
+_AROUND = {"from_node", "first", "input_ref"}
+"""Keys of payloads that hold an item, or several."""
+
+_result = JsonType(Any, "a stub")
 
 
 def _constant(value: Any) -> Callable[[Any], Any]:
     return lambda item: value
-
-
-def _to_json(value: Any) -> dict[str, Any]:
-    """Return a result as it is stored: what is no object becomes `{"value": …}`."""
-    found = TypeAdapter(type(value)).dump_python(value, mode="json") if value is not None else {}
-    return found if isinstance(found, dict) else {"value": found}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,6 @@ from temporalio.activity import ActivityCancellationDetails
 from temporalio.exceptions import ApplicationError
 
 from flowkit.attempt.failures import failed_attempt, timed_out
-from flowkit.errors import FlowKitError
 from flowkit.models import AttemptInput, temporal_names
 from flowkit.testing.executors import RUN
 from flowkit.testing.simulation import messages
@@ -29,7 +29,7 @@ _TRY_CANCEL = 0
 """Temporal's value for: the workflow does not wait until the activity has stopped."""
 
 
-class TaskStuck(FlowKitError):
+class TaskStuck(Exception):
     """Raised if a simulated task waits for something that does not happen by itself."""
 
 
@@ -40,14 +40,13 @@ class _Running:
     command: Any
     is_local: bool
     environment: ActivityEnvironment
-    task: asyncio.Task[None] | None = None
     limit: Alarm | None = None
     overdue: float | None = None
     """The time limit that has passed."""
 
 
 @dataclass
-class _Run:
+class _WorkflowRun:
     """One run of the workflow: a task that continues as new has several."""
 
     run_id: str
@@ -65,22 +64,25 @@ class TaskServer:
         executors: Executors,
         clock: VirtualClock,
         *,
-        patience_sec: float,
+        hangs_after_sec: float,
     ) -> None:
         """Prepare the workflow.
 
-        After `patience_sec` real seconds in which an attempt neither ends nor waits on the clock, time passes anyway.
+        Time does not wait longer than `hangs_after_sec` real seconds for attempts that neither end nor wait for it.
         """
         self.task_id = task_id
         self.clock = clock
         self._executors = executors
-        self._patience_sec = patience_sec
+        self._hangs_after_sec = hangs_after_sec
         self.observe: Callable[[], None] = lambda: None
         """Called whenever the workflow has run."""
         self._jobs: list[Any] = []
         self._updates: dict[str, tuple[Any, asyncio.Future[Any]]] = {}
         """The actions without a result, by id: those not sent yet, or sent."""
+        self._update_ids = itertools.count(1)
         self._unsent: list[str] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        """What runs activities, also those that the workflow no longer waits for."""
         self._number = 0
         self.ended = False
         self._view: dict[str, Any] = {"status": "queued", "nodes": []}
@@ -111,17 +113,20 @@ class TaskServer:
                 self._activate_all()
                 if self.ended:
                     return
-                await self._pass_time()
+                settled = await self.clock.settle(self._hangs_after_sec)
                 for error in (self._error, *map(_error_of, others)):
                     if error is not None:
                         raise error
+                await self._pass_time(settled=settled)
         finally:
             await self._stop()
 
-    async def _pass_time(self) -> None:
-        """Let everybody work until they wait, and then time pass, unless there is something for the workflow."""
-        settled = await self.clock.settle(self._patience_sec)
-        if self._jobs or self._unsent or self._error or self.clock.advance():
+    async def _pass_time(self, *, settled: bool) -> None:
+        """Let time pass when everybody waits, unless there is something for the workflow.
+
+        Without any moment to wait for, attempts that wait for each other may still find out that others have ended.
+        """
+        if self._jobs or self._unsent or self.clock.advance():
             return
         if self._run.running or not settled:
             await self.clock.changed()
@@ -130,7 +135,7 @@ class TaskServer:
 
     async def _stop(self) -> None:
         """End what still runs, and let those who wait for a result of an action have an error."""
-        left = [each.task for each in self._run.running.values() if each.task is not None]
+        left = [*self._tasks]
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
@@ -154,7 +159,7 @@ class TaskServer:
         """Send an action, and return its result. Raise its error."""
         if self.ended:
             raise ApplicationError("the task has ended", type="rejected")
-        job = messages.update(len(self._updates) + self._number, name, {**given})
+        job = messages.update(next(self._update_ids), name, {**given})
         result = asyncio.get_running_loop().create_future()
         self._updates[job.do_update.id] = job, result
         self._unsent.append(job.do_update.id)
@@ -173,10 +178,10 @@ class TaskServer:
         self._jobs.append(job)
         self.clock.note_change()
 
-    def _new_run(self, continued: str) -> _Run:
+    def _new_run(self, continued: str) -> _WorkflowRun:
         run_id = f"{RUN}-{self._number}" if continued else RUN
         queue, now = self._executors.settings.queue, self.clock.now_dt()
-        return _Run(run_id, messages.new_instance(self.task_id, run_id, queue, now, continued))
+        return _WorkflowRun(run_id, messages.new_instance(self.task_id, run_id, queue, now, continued))
 
     # --- the workflow -------------------------------------------------------------------------------------------
 
@@ -249,10 +254,17 @@ class TaskServer:
             command, is_local, self._executors.environment(self.task_id, self._run.run_id, is_local=is_local)
         )
         self._run.running[is_local, command.seq] = running
-        running.task = asyncio.create_task(self._run_activity(self._run, running))
+        task = asyncio.create_task(self._run_activity(self._run, running))
+        self._tasks.add(task)
+        task.add_done_callback(self._note_end)
         self.clock.note_change()
 
-    async def _run_activity(self, run: _Run, running: _Running) -> None:
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._error = self._error or _error_of(task)
+        self.clock.note_change()
+
+    async def _run_activity(self, run: _WorkflowRun, running: _Running) -> None:
         with self.clock.party(running.command.activity_id or running.command.activity_type):
             job = await self._outcome(running)
             if run.running.pop((running.is_local, running.command.seq), None) is not None:
@@ -266,6 +278,7 @@ class TaskServer:
             await asyncio.wait([work])
         finally:
             work.cancel()
+            await asyncio.wait([work])
             if running.limit is not None:
                 running.limit.cancelled = True
         if work.cancelled():
