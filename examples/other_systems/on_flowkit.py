@@ -1,7 +1,7 @@
 from pydantic import BaseModel
 
 from flowkit import Flow
-from flowkit.worker import RoleHandler, RunContext, role
+from flowkit.worker import RunContext, role
 from other_systems import steps
 from other_systems.steps import Page, Params, Report, Score
 
@@ -32,14 +32,13 @@ def publish(kept: Kept) -> list[str]:
     return steps.publish(kept.scores)
 
 
-class WriteReport(RoleHandler[list[str], list[str]]):
-    role = "report"
+def write_report(published: list[list[str]]) -> Report:
+    return steps.report([city for each in published for city in each])
 
-    def process(self, published: list[str], ctx: RunContext) -> list[str]:
-        return published
 
-    async def finalize(self, ctx: RunContext) -> Report:
-        return steps.report([city async for published in self.results(ctx) for city in published])
+@role("report", finalize=write_report)
+def report(published: list[str]) -> list[str]:
+    return published
 
 
 flow = Flow("cities", params=Params, on_node_failure="continue")
@@ -48,5 +47,5 @@ scores = flow.node("rate", rate).pulls(pages, streaming=True)
 best = flow.node("keep", keep).pulls(scores, streaming=True)
 count = flow.function("count", "metrics.aggregate", node_id="keep").after(best)
 approve = flow.approval("approve", "Publish the pages?").after(count).when("nodes.keep.stats.pages > 0")
-published = flow.node("publish", publish).after(approve).pulls(best, waits=False)
-report = flow.node("report", WriteReport).pulls(published).gate("all_done")
+done = flow.node("publish", publish).after(approve).pulls(best, waits=False)
+flow.node("report", report).pulls(done).gate("all_done")

@@ -1,14 +1,14 @@
 import pytest
 
 from flowkit.testing import simulate
-from other_systems.on_flowkit import fetch, flow, report
+from other_systems.on_flowkit import fetch, flow
 from other_systems.steps import Params, Report
 
 
 @pytest.mark.parametrize(("decision", "published"), [("approve", ["Lima", "Oslo"]), ("reject", [])])
 async def test_run(decision: str, published: list[str]) -> None:
     run = await simulate(flow, params={"cities": ["Lima", "Oslo", "Turin"]}, decide={"approve": decision})
-    assert run.final(report, Report).published == published
+    assert run.final("report", Report).published == published
 
 
 async def test_nothing_to_approve() -> None:
@@ -20,7 +20,7 @@ async def test_nothing_to_approve() -> None:
 async def test_report_runs_after_a_failure() -> None:
     run = await flow.test(Params(cities=["Lima", "Atlantis"]))
     run.assert_failed()
-    assert run.final(report, Report).published == []
+    assert run.final("report", Report).published == []
 
 
 async def test_one_step() -> None:
