@@ -448,8 +448,7 @@ class Subprocess:
 
     def __init__(self, process: asyncio.subprocess.Process, output: int) -> None:
         self._process = process
-        self._tail = bytearray()
-        self._reading = asyncio.create_task(self._read(output))
+        self._output = _Output(output)
 
     @classmethod
     async def start(cls, *command: str) -> Subprocess:
@@ -470,43 +469,66 @@ class Subprocess:
             os.close(write_end)
         return cls(process, read_end)
 
-    async def _read(self, output: int) -> None:
-        """Read the output through a separate pipe.
-
-        With asyncio's own pipes, `wait` would block until every process that inherited one of them has exited.
-        """
-        reader = asyncio.StreamReader()
-        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb", 0)
-        )
-        try:
-            while chunk := await reader.read(65_536):
-                self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
-        finally:
-            pipe.close()
-
     async def wait(self) -> int:
         """Wait for the process and return its return code; a negative code is the signal that ended it."""
         code = await self._process.wait()
         if code != 0:
-            await asyncio.wait([self._reading], timeout=_OUTPUT_WAIT_SEC)
-            _logger.warning("a subprocess exited with code %d: %s", code, self._output_tail())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_OUTPUT_WAIT_SEC):
+                    await self._output.closed.wait()
+            _logger.warning("a subprocess exited with code %d: %s", code, self._output.tail())
         return code
-
-    def _output_tail(self) -> str:
-        return self._tail.decode(errors="replace").strip()[-500:]
 
     async def end(self, grace_sec: float) -> None:
         """Terminate the whole process group, and kill it after `grace_sec` seconds."""
-        if self._process.returncode is None:
-            _signal_group(self._process.pid, signal.SIGTERM)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(grace_sec):
-                    await self._process.wait()
-        _signal_group(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
-        self._reading.cancel()
-        await asyncio.wait([self._reading])
+        try:
+            if self._process.returncode is None:
+                _signal_group(self._process.pid, signal.SIGTERM)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(grace_sec):
+                        await self._process.wait()
+            _signal_group(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
+        finally:
+            self._output.close()
+
+
+class _Output:
+    """Reads the output of a command from a pipe until its end, and keeps the last part.
+
+    With asyncio's own pipes, a wait for the process would block until every process that inherited one of them has
+    exited. A transport of the pipe would not be connected yet when a short command ends, and not close it then.
+    """
+
+    def __init__(self, pipe: int) -> None:
+        """Begin to read on the running loop. `close` closes the pipe, as its end does."""
+        self._pipe = pipe
+        self._tail = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self.closed = asyncio.Event()
+        os.set_blocking(pipe, False)
+        self._loop.add_reader(pipe, self._read)
+
+    def _read(self) -> None:
+        try:
+            chunk = os.read(self._pipe, 65_536)
+        except BlockingIOError:
+            return
+        if chunk:
+            self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
+        else:
+            self.close()
+
+    def close(self) -> None:
+        """Close the pipe, once."""
+        if not self.closed.is_set():
+            self.closed.set()
+            self._loop.remove_reader(self._pipe)
+            os.close(self._pipe)
+
+    def tail(self) -> str:
+        """Return the end of the output."""
+        return self._tail.decode(errors="replace").strip()[-500:]
 
 
 def _signal_group(group: int, number: signal.Signals) -> None:

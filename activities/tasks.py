@@ -17,6 +17,7 @@ from flowkit.adapters.tasks.fields import estimate_bytes
 from flowkit.adapters.tasks.store import is_same_database, latest_attempt, show_database
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.attempt.failures import cut, refusal
+from flowkit.attempt.storage import complete_end
 from flowkit.attempt.supervision import sending_heartbeats
 from flowkit.errors import (
     FlowKitError,
@@ -31,6 +32,7 @@ from flowkit.graph.conditions import condition_problems, has_conditions
 from flowkit.graph.submission import external_problem, is_large, validate_input
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
 from flowkit.models import (
+    AttemptInput,
     BatchesChecked,
     BatchesSettled,
     CloseTask,
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.core.loop_portal import LoopPortal
-    from flowkit.models import Settings, StoredGraph
+    from flowkit.models import NodeRecord, Settings, StoredGraph
 
 T = TypeVar("T")
 
@@ -130,10 +132,13 @@ class TaskActivities:
         return await self._run_on_portal(self._stored.read_part(read.task_id, read.stored, read.part))
 
     @activity.defn(name=temporal_names.RECORD)
-    async def record(self, record: RecordTask) -> None:
-        """Write state transitions and flags of a running task to its document."""
+    async def record(self, record: RecordTask) -> list[int] | None:
+        """Write state transitions and flags of a running task to its document.
+
+        Return the indexes of those of its open nodes that an attempt has finished; None if there are none.
+        """
         async with heartbeats():
-            await self._run_on_portal(self._record(record))
+            return await self._run_on_portal(self._record(record))
 
     @activity.defn(name=temporal_names.CLOSE_TASK)
     async def close_task(self, close: CloseTask) -> bool:
@@ -269,10 +274,18 @@ class TaskActivities:
         if found := [problem for problem in problems if problem]:
             raise GraphError(found)
 
-    async def _record(self, record: RecordTask) -> None:
+    async def _record(self, record: RecordTask) -> list[int] | None:
         await check_database(self._tasks, record.task_id, record.deployment)
-        await self._tasks.record(record)
+        finished = await self._tasks.record(record)
         await self._artifacts.mark_ended(record.task_id, record.nodes, record.at)
+        return [node.index for node in finished if await self._has_all_ends(record.task_id, node)] or None
+
+    async def _has_all_ends(self, task_id: str, node: NodeRecord) -> bool:
+        """Complete the last writes of the attempt that has finished a node. Return False if one of them is lost."""
+        attempt = AttemptInput(
+            task_id=task_id, node_id=node.node_id, index=node.index, role="", epoch=node.epoch
+        )
+        return await complete_end(self._artifacts, attempt) is not None
 
     async def _close(self, close: CloseTask) -> bool:
         await check_database(self._tasks, close.task_id, close.deployment)

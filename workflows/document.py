@@ -115,6 +115,8 @@ class TaskDocument:
         """The paused scopes that the document shows as drained."""
         self._no_longer_silent: set[int] = set()
         """The nodes to show as no longer silent."""
+        self._finished: dict[int, int] = {}
+        """The nodes that a write has found finished, with the epochs that they had then."""
         self._writing: asyncio.Task[None] | None = None
 
     def change_graph(self) -> None:
@@ -139,6 +141,27 @@ class TaskDocument:
         for index in sorted(self._scheduler.changed):
             self.write_node(index)
         self._scheduler.changed.clear()
+
+    def write_attempted(self) -> None:
+        """Schedule a write of the nodes that wait for another attempt, which finds those that the last one finished."""
+        for index, state in enumerate(self._scheduler.states):
+            if state.status in (NodeStatus.QUEUED, NodeStatus.DEFERRED) and state.epoch > state.first_epoch:
+                self.write_node(index)
+
+    def finished(self) -> list[int]:
+        """Return the open nodes that the writes have found finished, and that have started no attempt since.
+
+        The worker of an attempt was lost before it could report the end. Of a node that starts again, the document may
+        still show the earlier end.
+        """
+        states = self._scheduler.states
+        return [
+            index
+            for index, epoch in self._finished.items()
+            if states[index].epoch == epoch > states[index].first_epoch
+            and not states[index].status.ended
+            and not states[index].kept
+        ]
 
     def write_throttling(self) -> None:
         """Schedule a write of the parked nodes for which their sources begin or cease to wait.
@@ -259,7 +282,8 @@ class TaskDocument:
         self._no_longer_silent.clear()
         self._actions_changed = False
         for part in split_record(record):
-            await record_document(part, of_nodes=len(self._scheduler.nodes))
+            found = await record_document(part, of_nodes=len(self._scheduler.nodes))
+            self._finished |= {node.index: node.epoch for node in part.nodes if node.index in found}
 
     def _next_time(self) -> float:
         """Return the time of a new record, later than that of the one before also if the server's clock was
@@ -389,15 +413,21 @@ async def _open(opening: OpenTask) -> Opened:
     return opened
 
 
-async def record_document(record: RecordTask, of_nodes: int) -> None:
-    """Write `record`, the state that only the workflow knows, to the document of a task with `of_nodes` nodes."""
-    await (call_locally_first if may_be_local(record, of_nodes) else call_engine)(
+async def record_document(record: RecordTask, of_nodes: int) -> list[int]:
+    """Write `record`, the state that only the workflow knows, to the document of a task with `of_nodes` nodes.
+
+    Return the indexes of those of its open nodes that an attempt has finished.
+    """
+    finished: list[int] | None = await (
+        call_locally_first if may_be_local(record, of_nodes) else call_engine
+    )(
         temporal_names.RECORD,
         without_defaults(record),
         summary=write_summary(record),
         time_limit=write_timeout(len(record.nodes)),
         heartbeat_timeout=HEARTBEAT_TIMEOUT,
     )
+    return finished or []
 
 
 def may_be_local(record: RecordTask, of_nodes: int) -> bool:

@@ -338,6 +338,7 @@ class Task:
         self._nodes.prepare_cancel()
         self._scheduler.mark_cancelling()
         self._document.write_changed_nodes()
+        self._document.write_attempted()
         if fails:
             self._publisher.set_status(TaskStatus.FAILED, overdue or failure_text(self._scheduler))
         self._document.write_task(cancel_reason=reason)
@@ -346,7 +347,7 @@ class Task:
         await self._cancel_nodes(grace_sec=self._state.opened.settings.cancel_grace_sec)
         await workflow.wait_condition(lambda: not self._updates_waiting)
         await self._actions.settle()
-        for index in self._nodes.finished():
+        for index in sorted({*self._nodes.finished(), *self._document.finished()}):
             self._scheduler.end(index, NodeStatus.FINISHED)
         skip_reason = SkipReason.TASK_FAILED if fails else SkipReason.TASK_CANCELLED
         self._scheduler.end_all(NodeStatus.CANCELLED, skip_reason)

@@ -58,9 +58,13 @@ class Recording:
 
     def __init__(self, tasks: Any) -> None:
         self._tasks = tasks
+        self._finished: dict[int, NodeRecord] = {}
 
-    async def write(self, record: RecordTask) -> None:
+    async def write(self, record: RecordTask) -> list[NodeRecord]:
         """Write the transitions and actions that the document lacks.
+
+        Return the open nodes of the record that an attempt has finished, with its epoch: its worker was lost before it
+        could report the end.
 
         If they exceed MongoDB's limit of 16 MB, cut the errors of the document, then leave out the new ones. If they
         still exceed it, leave them to the close.
@@ -71,11 +75,11 @@ class Recording:
         if record.actions.applied and not await fits(self._add_actions(record)):
             _logger.warning("task %s: its document is too large to list the latest actions", record.task_id)
         room = partial(make_room, self._tasks, record.task_id)
-        if await fits(with_room(partial(self._write, record), room)):
-            return
-        lean = replace(record, nodes=[replace(node, last_error=None) for node in record.nodes])
-        if not await fits(self._write(lean)):
-            _logger.warning("task %s: its document is too large to update its nodes", record.task_id)
+        if not await fits(with_room(partial(self._write, record), room)):
+            lean = replace(record, nodes=[replace(node, last_error=None) for node in record.nodes])
+            if not await fits(self._write(lean)):
+                _logger.warning("task %s: its document is too large to update its nodes", record.task_id)
+        return [*self._finished.values()]
 
     async def _add_actions(self, record: RecordTask) -> None:
         """Add the new actions to the list of the document. A repetition of the record adds nothing."""
@@ -130,10 +134,13 @@ class Recording:
 
     async def _missing(self, record: RecordTask, nodes: Sequence[NodeRecord]) -> list[NodeRecord] | None:
         """Return the nodes that the document lacks; None if the task has ended, or has a newer run or record."""
-        stored = await self._tasks.find_one(_task_filter(record), NODE_STATES)
+        stored = await self._tasks.find_one(_task_filter(record), {**NODE_STATES, "graph.nodes.run_id": 1})
         if stored is None:
             return None
-        return [node for node in nodes if _may_follow(node, nodes_of(stored))]
+        known = nodes_of(stored)
+        found = (_finished_by_attempt(node, known, record.run_id) for node in nodes)
+        self._finished |= {node.index: node for node in found if node is not None}
+        return [node for node in nodes if _may_follow(node, known)]
 
     async def _one_by_one(self, record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> None:
         """Write each node with a filter of its own, because nodes keep changing between the read and the write."""
@@ -278,6 +285,20 @@ def _may_follow(node: NodeRecord, stored_nodes: list[Fields]) -> bool:
     stored = stored_nodes[node.index]
     known = stored.get("node_id") == node.node_id and stored.get("status") in _statuses_before(node)
     return known and stored.get("attempt_epoch", 0) <= node.epoch
+
+
+def _finished_by_attempt(node: NodeRecord, stored_nodes: list[Fields], run_id: str) -> NodeRecord | None:
+    """Return an open node with the epoch of the attempt that has finished it in this run of the task; None if none has.
+
+    The workflow may have ordered a later attempt, which has not begun.
+    """
+    if node.status.ended or node.index >= len(stored_nodes):
+        return None
+    stored = stored_nodes[node.index]
+    found = tuple(stored.get(name) for name in ("node_id", "status", "run_id"))
+    epoch = stored.get("attempt_epoch", 0)
+    finished = found == (node.node_id, NodeStatus.FINISHED.value, run_id) and 0 < epoch <= node.epoch
+    return replace(node, epoch=epoch) if finished else None
 
 
 def unset_of_decisions(nodes: Sequence[NodeRecord]) -> Fields:

@@ -65,7 +65,16 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.core.utils import Fields
-    from flowkit.models import CloseTask, GraphChange, OpenTask, RecordTask, Rerun, ResetNodes, SettleBatches
+    from flowkit.models import (
+        CloseTask,
+        GraphChange,
+        NodeRecord,
+        OpenTask,
+        RecordTask,
+        Rerun,
+        ResetNodes,
+        SettleBatches,
+    )
 
 
 _GRAPH = {
@@ -479,9 +488,12 @@ class TaskStore:
         return {node_id for node_id, paused in zip(node_ids, found, strict=True) if paused}
 
     @translate_errors
-    async def record(self, record: RecordTask) -> None:
-        """Write transitions that only the workflow knows. Outdated transitions change nothing."""
-        await Recording(self._tasks).write(record)
+    async def record(self, record: RecordTask) -> list[NodeRecord]:
+        """Write transitions that only the workflow knows. Outdated transitions change nothing.
+
+        Return the open nodes of the record that an attempt has finished, with its epoch.
+        """
+        return await Recording(self._tasks).write(record)
 
     @translate_errors
     async def close_task(self, close: CloseTask) -> bool:

@@ -117,6 +117,23 @@ async def test_task_of_the_same_database_or_an_earlier_release_is_written(db: An
     assert (await stored(db))["status"] == "finished"
 
 
+@pytest.mark.parametrize("marked", [True, False])
+async def test_record_completes_the_last_writes_of_an_attempt_whose_worker_was_lost(
+    db: Any, tasks: TaskStore, *, marked: bool
+) -> None:
+    """An attempt that has not written its complete marker has to run again."""
+    own, lost = engine(tasks), attempt()
+    await call(own.open_task, opening("a"))
+    await begun(tasks, lost)
+    await tasks.attempts.finish(lost, RUN, AT)
+    if marked:
+        await own._artifacts.mark_complete(TASK, "a", 1, {"n": 3}, AT, worker_id="w", artifacts_ref=None)
+    given = record(shown("a", NodeStatus.CANCELLING, epoch=1, marker=True))
+    assert await call(own.record, given) == ([0] if marked else None)
+    assert [row["metrics"] for row in await documents_of(db.metrics_raw)] == [{"n": 3}] * marked
+    assert await stored_statuses(db) == ["finished"]
+
+
 async def test_what_follows_the_end_of_a_task_is_called_when_its_end_is_stored(
     db: Any, tasks: TaskStore
 ) -> None:

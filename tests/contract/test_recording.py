@@ -70,6 +70,27 @@ async def test_cancelled_node_loses_the_error_of_an_earlier_attempt(
     assert (node["status"], node["last_error"]) == ("cancelled", None)
 
 
+async def test_record_finds_the_nodes_that_an_attempt_has_finished(tasks: TaskStore) -> None:
+    """The worker of `a` was lost before it could report the end, and that of `b` before a reset of the workflow."""
+    for node_id, index, run in (("a", 0, RUN), ("b", 1, "discarded")):
+        await begun(tasks, attempt(node_id, index=index), run=run)
+        await tasks.attempts.finish(attempt(node_id, index=index), run, AT)
+    await begun(tasks, attempt("c", index=2))
+    open_nodes = [
+        shown("a", NodeStatus.CANCELLING, epoch=1),
+        shown("b", NodeStatus.DEFERRED, index=1, epoch=1),
+        shown("c", NodeStatus.CANCELLING, index=2, epoch=1),
+    ]
+    found = await tasks.record(record(*open_nodes))
+    assert [(node.node_id, node.epoch) for node in found] == [("a", 1)]
+    assert await stored_statuses(tasks.database) == ["finished", "finished", "cancelling"]
+    [later] = await tasks.record(
+        record(shown("a", NodeStatus.CANCELLING, epoch=2))
+    )  # the next one has not begun
+    assert later.epoch == 1
+    assert await tasks.record(record(shown("a", NodeStatus.CANCELLED, epoch=1))) == []
+
+
 async def test_transitions_of_several_nodes_are_one_update(
     db: Any, tasks: TaskStore, recording: RecordingDatabase
 ) -> None:

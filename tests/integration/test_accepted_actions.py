@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from flowkit.adapters.artifacts import ArtifactStore
-    from flowkit.models import RecordTask, ResetNodes, SettleBatches
+    from flowkit.models import NodeRecord, RecordTask, ResetNodes, SettleBatches
     from flowkit.worker import BatchResult
     from flowkit.worker.context import RunContext
 
@@ -354,10 +354,10 @@ async def test_a_node_does_not_start_on_a_batch_of_an_attempt_that_an_action_sto
 ) -> None:
     source, record, done = Generations(), TaskStore.record, threading.Event()
 
-    async def slow(store: TaskStore, given: RecordTask) -> None:
+    async def slow(store: TaskStore, given: RecordTask) -> list[NodeRecord]:
         if given.actions.applied:
             await asyncio.to_thread(done.wait, 60)
-        await record(store, given)
+        return await record(store, given)
 
     monkeypatch.setattr(TaskStore, "record", slow)
     engine = await harness.engine()

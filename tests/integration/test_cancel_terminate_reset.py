@@ -14,7 +14,11 @@ from temporalio.api.workflowservice.v1 import ResetWorkflowExecutionRequest
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
+from flowkit import reason_codes
 from flowkit.adapters.tasks.store import TaskStore
+from flowkit.attempt.failures import lost
+from flowkit.attempt.storage import AttemptStorage
+from flowkit.attempt.supervision import AttemptFailed
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.worker import Batch, BatchResult
 from flowkit.workflows import document
@@ -22,7 +26,7 @@ from tests.integration.handlers import Gated, Paced, Stubborn
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 
 if TYPE_CHECKING:
-    from flowkit.models import RecordTask
+    from flowkit.models import NodeRecord, RecordTask
     from flowkit.worker import RunContext
     from tests.integration.harness import Harness
 
@@ -155,11 +159,11 @@ async def test_node_that_finishes_before_it_learns_of_the_cancel_stays_finished(
     """The task is about to stop, and its document shows how the attempt finishes the node meanwhile."""
     gated, stopping, go_on, write = Gated(), asyncio.Event(), threading.Event(), TaskStore.record
 
-    async def record(store: TaskStore, transitions: RecordTask) -> None:
+    async def record(store: TaskStore, transitions: RecordTask) -> list[NodeRecord]:
         if any(each.status is NodeStatus.CANCELLING for each in transitions.nodes):
             test_loop.call_soon_threadsafe(stopping.set)
             await asyncio.to_thread(go_on.wait, EVENT_TIMEOUT_SEC)
-        await write(store, transitions)
+        return await write(store, transitions)
 
     test_loop = asyncio.get_running_loop()
     monkeypatch.setattr(TaskStore, "record", record)
@@ -173,6 +177,34 @@ async def test_node_that_finishes_before_it_learns_of_the_cancel_stays_finished(
     gated.gate.set()
     await harness.until_node(task_id, "a", "finished")
     go_on.set()
+    await cancelled(harness, task_id)
+    assert await harness.statuses(task_id) == {"a": "finished", "b": "skipped"}
+
+
+async def test_node_whose_worker_is_lost_after_the_last_write_stays_finished(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cancel comes before another attempt has begun."""
+    waiting, begin, end = asyncio.Event(), AttemptStorage.begin, AttemptStorage.end
+
+    async def begin_once(storage: AttemptStorage) -> Any:
+        if storage._attempt.epoch > 1:
+            waiting.set()
+            await asyncio.Event().wait()
+        return await begin(storage)
+
+    async def end_unheard(storage: AttemptStorage, *given: Any, **options: Any) -> None:
+        await end(storage, *given, **options)
+        raise AttemptFailed(lost(reason_codes.LEASE_LOST, "the worker is gone"))
+
+    monkeypatch.setattr(AttemptStorage, "begin", begin_once)
+    monkeypatch.setattr(AttemptStorage, "end", end_unheard)
+    harness.settings["cancel_grace_sec"] = 0.5
+    await harness.engine()
+    await harness.worker()
+    task_id = await harness.create(node("a", "quick"), node("b", "quick", "a"))
+    await waiting.wait()
+    assert await harness.coordinator.cancel_task(task_id)
     await cancelled(harness, task_id)
     assert await harness.statuses(task_id) == {"a": "finished", "b": "skipped"}
 

@@ -10,7 +10,7 @@ import pytest
 
 from flowkit.adapters.tasks.record import Recording
 from flowkit.errors import ActionRejected
-from flowkit.models import RecordTask, TaskStatus
+from flowkit.models import NodeRecord, RecordTask, TaskStatus
 from flowkit.worker import BatchResult
 from tests.integration.handlers import Quick, Relay
 from tests.integration.harness import Harness, eventually, node
@@ -443,9 +443,9 @@ async def test_no_write_shows_a_final_status_before_the_close_of_the_task(
     written: list[RecordTask] = []
     write = Recording.write
 
-    async def note(self: Recording, record: RecordTask) -> None:
+    async def note(self: Recording, record: RecordTask) -> list[NodeRecord]:
         written.append(record)
-        await write(self, record)
+        return await write(self, record)
 
     monkeypatch.setattr(Recording, "write", note)
     engine = await harness.engine()

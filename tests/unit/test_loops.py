@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.unit.event_loop import let_other_tasks_run
+from tests.unit.test_resources import is_gone
 
 from flowkit.activities.context import Subprocess
 from flowkit.core import loops
@@ -63,6 +65,28 @@ def test_commands_of_handlers_run_and_end_on_both_loops(
     monkeypatch.setenv(loops.VARIABLE, loop)
     assert loops.run(commands()) == 3
     assert "code 3: last words" in caplog.text
+
+
+async def short_commands() -> int:
+    """Run commands that have exited before the loop turns again. Return how many descriptors they leave open."""
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        command = await Subprocess.start("true")
+        while not is_gone(command._process.pid):
+            pass
+        assert await command.wait() == 0
+        await command.end(grace_sec=60.0)
+    return len(os.listdir("/proc/self/fd")) - before
+
+
+@pytest.mark.parametrize("loop", [loops.UVLOOP, loops.ASYNCIO])
+def test_short_commands_leave_no_pipe_open(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unclosed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: unclosed.append(raised.exc_value))
+    monkeypatch.setenv(loops.VARIABLE, loop)
+    assert loops.run(short_commands()) == 0
+    gc.collect()
+    assert unclosed == []
 
 
 async def leave() -> None:

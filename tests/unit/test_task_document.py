@@ -44,10 +44,12 @@ class Sent:
     def __init__(self) -> None:
         self.records: list[RecordTask] = []
         self.closes: list[CloseTask] = []
+        self.finished: set[int] = set()
 
-    async def record(self, record: RecordTask, of_nodes: int) -> None:
-        """Collect a write of nodes."""
+    async def record(self, record: RecordTask, of_nodes: int) -> list[int]:
+        """Collect a write of nodes, and find those in `finished`."""
         self.records.append(record)
+        return [node.index for node in record.nodes if node.index in self.finished]
 
     async def close(self, close: CloseTask, nodes: int, *, is_local: bool) -> bool:
         """Collect the close."""
@@ -186,6 +188,32 @@ async def test_each_record_is_later_than_the_one_before_also_if_the_clock_stands
         await document.flush()
     first, second, third = (each.at for each in sent.records)
     assert first < second < third == pytest.approx(first + 0.002)
+
+
+async def test_open_nodes_that_a_write_finds_finished_are_known(sent: Sent) -> None:
+    document, scheduler = ended(4, finished=1, status=NodeStatus.DEFERRED, epoch=2)
+    scheduler.states[1].first_epoch = 2  # no attempt since the reset
+    sent.finished = {1, 2, 3}
+    document.write_attempted()
+    await document.flush()
+    assert [node.index for node in sent.records[0].nodes] == [2, 3]
+    assert document.finished() == [2, 3]
+    scheduler.end(3, NodeStatus.FINISHED)
+    assert document.finished() == [2]
+
+
+@pytest.mark.parametrize("again", [{"epoch": 3}, {"first_epoch": 2}, {"kept": True}])
+async def test_node_that_starts_again_after_a_write_has_found_it_finished_is_not_finished(
+    sent: Sent, again: dict[str, Any]
+) -> None:
+    document, scheduler = ended(1, status=NodeStatus.CANCELLING, epoch=2)
+    sent.finished = {0}
+    document.write_node(0)
+    await document.flush()
+    assert document.finished() == [0]
+    for name, value in again.items():
+        setattr(scheduler.states[0], name, value)
+    assert document.finished() == []
 
 
 async def test_close_omits_early_actions_with_long_texts(sent: Sent) -> None:

@@ -90,6 +90,8 @@ REFUSED: dict[str, tuple[int, str]] = {
     "~: a": (0, "a key is null"),
     "? [a]\n: b": (2, "a key is an object or a list"),
     "a: &x [1, *x]": (10, "contains itself"),
+    "a: &x:y z": (3, "the name of an anchor has only letters"),
+    "[?a]": (2, "put a text that begins with ? in quotes"),
     "a: *y": (3, "nothing before it has the anchor &y"),
     "b: &b {}\na: {<<: *b}": (13, "`<<` is no merge key in YAML 1.2"),
     "a: !!python/object:os.system x": (
@@ -170,8 +172,8 @@ def test_places_are_those_of_keys_and_items() -> None:
 
 PRINTABLE = st.text(
     st.characters(exclude_categories=["Cs", "Cc", "Cn"], exclude_characters="\u2028\u2029\ufeff")
-)
-"""Texts that the dumper of ruamel.yaml writes as YAML 1.2 has them."""
+).filter(lambda text: not text.startswith((":", "?")))
+"""Texts that the dumper of ruamel.yaml writes as YAML 1.2 has them. `[:0]` and `[?0]`, without quotes, are refused."""
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),

@@ -26,7 +26,8 @@ from flowkit.text import add_caret, printable, printed, suggestion, truncate
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from flowkit.graph.cel import Access, Expression
+    from flowkit.graph.cel import Expression
+    from flowkit.graph.cel_tree import Access
     from flowkit.models import Graph, Node
 
     Secret = Callable[[str, Any], bool]

@@ -105,7 +105,7 @@ def load_yaml(text: str, places: Places | None = None) -> Any:
         raise YamlRefused(f"{problem}; write it as an escape in double quotes", found.start())
     if found := _TAG_DIRECTIVE.search(text):
         raise YamlRefused("FlowKit reads no directive %TAG; remove it", found.start())
-    composer = _Composer(places)
+    composer = _Composer(text, places)
     try:
         for event in yaml.parse(text, Loader=_PARSER):
             composer.take(event)
@@ -158,9 +158,9 @@ class _Frame:
 class _Composer:
     """Makes the value of a document from its events."""
 
-    def __init__(self, places: Places | None) -> None:
+    def __init__(self, text: str, places: Places | None) -> None:
         self.value: Any = None
-        self._places = places
+        self._text, self._places = text, places
         self._frames: list[_Frame] = []
         self._anchors: dict[str, tuple[Any, int, int] | None] = {}
         """By anchor the value, how many values and how many levels it has; None until its end is read."""
@@ -201,8 +201,17 @@ class _Composer:
     def _scalar(self, event: events.ScalarEvent) -> None:
         value = event.value if not event.implicit[0] and event.tag is None else self._resolve(event)
         if event.anchor is not None:
+            self._check_anchor(event)
             self._anchors[event.anchor] = (value, 1, 0)
         self._add(value, event, 1)
+
+    def _check_anchor(self, event: events.ScalarEvent) -> None:
+        """Raise YamlRefused for an anchor such as `&a:b`, of which libyaml takes only `&a` for the anchor."""
+        mark: Any = event.start_mark
+        name = f"&{event.anchor}"
+        end = self._text.index(name, mark.index) + len(name)
+        if self._text[end : end + 1].strip(" \t\r\n,]}"):
+            raise YamlRefused("the name of an anchor has only letters, digits, - and _; rename it", mark)
 
     def _start(self, event: events.CollectionStartEvent) -> None:
         is_object = type(event) is events.MappingStartEvent
@@ -264,6 +273,8 @@ class _Composer:
         mark: Any = event.start_mark
         if not isinstance(key, str):
             raise YamlRefused(f"a key is {_kind(key)}; {_quoted(key, event)}", mark)
+        if self._text[mark.index - 1 : mark.index] == "?":  # for libyaml, the end of `[?a]` is a key
+            raise YamlRefused("put a text that begins with ? in quotes", mark)
         if key == "<<" and isinstance(event, events.ScalarEvent) and event.implicit[0]:
             problem = "`<<` is no merge key in YAML 1.2; write the keys out, or use aliases for single values"
             raise YamlRefused(problem, mark)
