@@ -33,11 +33,11 @@ class FunctionRole(RoleHandler[In, Out], Generic[In, Out, P, Returned]):
     """The handler that `@role` makes of a function. A call of it calls the function."""
 
     calls_function: ClassVar[bool] = True
-    _function: Callable[..., Any]
+    _flowkit_function: Callable[..., Any]
 
     def __call__(self, item: In, /, *args: P.args, **kwargs: P.kwargs) -> Returned:
         """Call the function."""
-        returned: Returned = self._function(item, *args, **kwargs)
+        returned: Returned = self._flowkit_function(item, *args, **kwargs)
         return returned
 
     def __reduce__(self) -> str:
@@ -49,11 +49,11 @@ class SourceRole(RoleHandler[Never, Out], Generic[Out, P, Returned]):
     """The handler that `@role` makes of a generator. A call of it calls the generator."""
 
     calls_function: ClassVar[bool] = True
-    _function: Callable[..., Any]
+    _flowkit_function: Callable[..., Any]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Returned:
         """Call the generator."""
-        returned: Returned = self._function(*args, **kwargs)
+        returned: Returned = self._flowkit_function(*args, **kwargs)
         return returned
 
     def __reduce__(self) -> str:
@@ -135,8 +135,8 @@ def _make_role(
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
         "__doc__": function.__doc__,
-        "_types": _types_of(function, returns, names, is_source=is_source),
-        "_function": staticmethod(function),
+        "_flowkit_kinds": _types_of(function, returns, names, is_source=is_source),
+        "_flowkit_function": staticmethod(function),
         name: staticmethod(function),
     }
     if finalize is not None:

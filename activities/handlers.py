@@ -161,47 +161,49 @@ class RoleHandler(Generic[In, Out]):
             return reason_codes.BAD_INPUT, True
         return reason_codes.UNEXPECTED_ERROR, False
 
-    types: ClassVar[typed.TypedHandler | None] = None
+    _flowkit_types: ClassVar[typed.TypedHandler | None] = None
     """What FlowKit knows of the types that the class names; None if it names none. Set by FlowKit."""
 
     def __init_subclass__(cls, *, names: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         """Read the types that the class names. Raise ConfigError if its hooks do not fit them."""
         super().__init_subclass__(**kwargs)
-        cls.types = typed.define(cls, RoleHandler, typed.names_of_caller() if names is None else names)
+        cls._flowkit_types = typed.define(
+            cls, RoleHandler, typed.names_of_caller() if names is None else names
+        )
 
     @property
     def input_type(self) -> Any:
         """The type of its items; of a source, of its `io.input_inline`. None if the class names no types."""
-        return self.types.input_type if self.types is not None else None
+        return self._flowkit_types.input_type if self._flowkit_types is not None else None
 
     @property
     def output_type(self) -> Any:
         """The type of its results; None if the class names no types."""
-        return self.types.output.kind if self.types is not None else None
+        return self._flowkit_types.output.kind if self._flowkit_types is not None else None
 
     @property
     def is_source(self) -> bool:
         """Whether it is a typed handler with `produce`."""
-        return self.types is not None and self.types.is_source
+        return self._flowkit_types is not None and self._flowkit_types.is_source
 
     def input_schema(self) -> dict[str, Any] | None:
         """Return the JSON Schema of an item; of a source, of its `io.input_inline`. None if it is not known."""
-        return self.types.input_schema() if self.types is not None else None
+        return self._flowkit_types.input_schema() if self._flowkit_types is not None else None
 
     def output_schema(self) -> dict[str, Any] | None:
         """Return the JSON Schema of a result; None if it is not known."""
-        return self.types.output.schema("serialization") if self.types is not None else None
+        return self._flowkit_types.output.schema("serialization") if self._flowkit_types is not None else None
 
     def parameters_schema(self) -> dict[str, Any] | None:
         """Return the JSON Schema of what comes from `io.input_inline` besides the item; None if nothing does."""
-        return self.types.parameters_schema() if self.types is not None else None
+        return self._flowkit_types.parameters_schema() if self._flowkit_types is not None else None
 
     async def results(self, ctx: RunContext) -> AsyncIterator[Out]:
         """Yield the results of all batches that this node has stored, in earlier attempts too, for `finalize`.
 
         Raise BatchFailure for one that does not validate, such as one of an earlier version of the handler.
         """
-        types = self.types
+        types = self._flowkit_types
         async for partial in ctx.artifacts.partials():
             result: Any = partial.get("meta") if types is None else types.read_result(partial, ctx)
             yield result
@@ -268,7 +270,7 @@ def types_problem(handler: RoleHandler) -> str | None:
     """Return the problem of a handler whose class names types but lacks `process`, `produce` or a key, or None."""
     kind = type(handler)
     try:
-        if kind.types is None:
+        if kind._flowkit_types is None:
             typed.define(kind, RoleHandler, {}, is_complete=True)
     except ConfigError as error:
         return str(error)

@@ -29,7 +29,7 @@ RESERVED = frozenset({"input_adapter", "input_args", FAILED_NODES_KEY})
 """The keys of `io.input_inline` that FlowKit reads or adds, which are no fields of an item and no parameters."""
 
 
-class Unknown:
+class UnknownType:
     """Stands for an annotation whose names are not known."""
 
     def __init__(self, text: str) -> None:
@@ -47,14 +47,14 @@ def resolve_annotations(function: Any, names: Mapping[str, Any]) -> dict[str, An
 
 
 def resolve(given: Any, known: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
-    """Return the type that an annotation names, or an Unknown."""
+    """Return the type that an annotation names, or an UnknownType."""
     text = given.__forward_arg__ if isinstance(given, typing.ForwardRef) else given
     if not isinstance(text, str):
         return given
     try:
         return eval(text, {**_USUAL, **known}, dict(names))
     except (NameError, AttributeError, TypeError, SyntaxError):
-        return Unknown(text)
+        return UnknownType(text)
 
 
 _USUAL = {**{name: getattr(abc, name) for name in abc.__all__}, "Any": Any, "BatchResult": BatchResult}
@@ -65,7 +65,7 @@ def is_context(name: str, annotation: Any) -> bool:
     """Return whether a parameter is for the RunContext: by its annotation, or by the name `ctx` if it has none."""
     if annotation is inspect.Parameter.empty:
         return name == "ctx"
-    if isinstance(annotation, Unknown):
+    if isinstance(annotation, UnknownType):
         return re.search(r"\bRunContext\b", annotation.text) is not None
     members = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
     return any(getattr(each, "__name__", "") in ("RunContext", "ProcessContext") for each in members)
@@ -166,7 +166,7 @@ def read_hook(
 
 
 def _item_kind(annotated: Mapping[str, Any], item: str | None, owner: str, *, is_method: bool) -> Any:
-    if item is None or (is_method and isinstance(annotated[item], Unknown)):
+    if item is None or (is_method and isinstance(annotated[item], UnknownType)):
         return Any
     return known_type(annotated[item], item, owner)
 
@@ -211,9 +211,10 @@ def _check_parameters(
 
 
 def known_type(annotation: Any, name: str, owner: str) -> Any:
+    """Return a type; Any for no annotation. Raise ConfigError for one whose names are not known."""
     if annotation is inspect.Parameter.empty:
         return Any
-    if isinstance(annotation, Unknown):
+    if isinstance(annotation, UnknownType):
         raise ConfigError(
             f"{owner}: the type {annotation.text!r} of {name} is not known where {owner} is defined: import it "
             "outside of `if TYPE_CHECKING`, and define it before"

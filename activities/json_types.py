@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
-from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import PydanticSerializationError, to_json, to_jsonable_python
+from pydantic_core import PydanticSerializationError, to_json
 
+from flowkit.activities.json_schemas import ContractSchema
 from flowkit.errors import ConfigError
 from flowkit.text import printable, printed, truncate
+from flowkit.validation.json_keys import EqualKeys, to_json_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ VALUE = "value"
 
 SHOWN_PROBLEMS = 3
 """How many problems an error lists."""
+_MOST_PROBLEMS = 10_000
+"""Beyond this number, an error only counts the problems: pydantic lists all of them or none, which takes memory."""
 _VALUE_CHARS = 80
 _HIDDEN = "(hidden)"
 _OBJECTS = frozenset({"object"})
@@ -39,11 +42,6 @@ class _Shape(StrEnum):
     MIXED = "mixed"
     ANY = "any"
     """Not known: the type is Any, or pydantic cannot describe it."""
-
-
-class _QuietSchemas(GenerateJsonSchema):
-    def emit_warning(self, kind: Any, detail: str) -> None:
-        """Do nothing: a default that JSON cannot hold is no problem here."""
 
 
 class JsonType:
@@ -71,7 +69,7 @@ class JsonType:
         if self.is_any:
             return None
         try:
-            return self.adapter.json_schema(mode=mode, schema_generator=_QuietSchemas)
+            return self.adapter.json_schema(mode=mode, schema_generator=ContractSchema)
         except (PydanticInvalidForJsonSchema, PydanticUserError):
             return None
 
@@ -119,7 +117,7 @@ class JsonType:
         Raise ValueError if the value is none of the type, or has no JSON.
         """
         if self.is_any:
-            stored = to_jsonable_python(value, by_alias=True)
+            stored = to_json_types(value)
         else:
             checked = (
                 value
@@ -133,7 +131,12 @@ class JsonType:
         return {VALUE: stored} if is_ambiguous else stored
 
     def _dump(self, value: Any) -> Any:
-        """Return the JSON of a value. For one with a field of another type, raise the ValidationError that names it."""
+        """Return the JSON of a value. For one with a field of another type, raise the ValidationError that names it.
+
+        Raise EqualKeys if two keys of a dict are the same text in JSON.
+        """
+        if self._may_merge_keys:
+            to_json_types(value)
         try:
             return self.adapter.dump_python(value, mode="json", by_alias=True, warnings="error")
         except PydanticSerializationError:
@@ -141,6 +144,14 @@ class JsonType:
                 self.adapter.dump_json(value, by_alias=True, warnings="none", fallback=str)
             )
             raise
+
+    @cached_property
+    def _may_merge_keys(self) -> bool:
+        """Whether a value may have a dict with keys that are no text."""
+        try:
+            return _may_merge_keys(self.adapter.core_schema)
+        except PydanticUserError:
+            return True
 
     def read_again(self, value: Any) -> Any:
         """Return what a reader gets for a value: read from its JSON, without the fields that only have defaults.
@@ -158,8 +169,10 @@ class JsonType:
         """Return what is wrong, for people: the first problems with field, value and what is expected."""
         if not isinstance(error, ValidationError):
             text = str(error)
-            is_plain = text.startswith("Unable to serialize")
+            is_plain = isinstance(error, EqualKeys) or text.startswith("Unable to serialize")
             return printable(text) if is_plain else "a field has a value of another type than it names"
+        if error.error_count() > _MOST_PROBLEMS:
+            return f"{error.error_count():,} values do not fit"
         found = error.errors(include_url=False, include_context=False)
         shown = [self._problem(each, hide) for each in found[:SHOWN_PROBLEMS]]
         if len(found) > len(shown):
@@ -173,7 +186,7 @@ class JsonType:
             case "missing" | "missing_argument":
                 return f"{place} is missing"
             case "extra_forbidden":
-                return f"{place} is no field of it"
+                return f"{place} is not a field of it"
         wanted = re.sub(r"^Input should be ", "expected ", str(found["msg"]))
         wanted = re.sub(r"^(Value error|Assertion failed), ", "", wanted)
         hidden = self._secrets is None or _is_secret(self._secrets, found["loc"], found["input"])
@@ -232,6 +245,20 @@ def _reads_objects(schema: Any) -> bool:
 
 _NOT_SCHEMAS = frozenset({"metadata", "serialization", "expected", "members", "default", "fields", "ref"})
 """The members of a schema that say nothing of how values are read."""
+
+
+def _may_merge_keys(schema: Any) -> bool:
+    """Return whether a schema of pydantic contains one of dicts whose keys may be no text, or of any value."""
+    if isinstance(schema, (list, tuple)):
+        return any(map(_may_merge_keys, schema))
+    if not isinstance(schema, dict):
+        return False
+    kind = schema.get("type")
+    if kind == "any" or (kind == "dict" and (schema.get("keys_schema") or {}).get("type") != "str"):
+        return True
+    return any(
+        _may_merge_keys(each) for name, each in schema.items() if name not in ("metadata", "serialization")
+    )
 
 
 def type_name(kind: Any) -> str:

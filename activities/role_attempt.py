@@ -511,7 +511,7 @@ class RoleExecutor:
         uid = uid_of(batch)
         check_uid(uid)
         if self._uids is not None and not self._uids.add(uid):
-            first = await self._find_stored(uid) if self._handler.is_source else None
+            first = await self._find_stored(uid) if self._handler._flowkit_types is not None else None
             raise AttemptFailed(self._uids.describe(batch, first, self._ctx))
         lost = await self._find_lost_tries(uid)
         if uid in self._skipped:
@@ -719,10 +719,11 @@ def _check_final(given: Any, handler: RoleHandler) -> FinalizeResult:
         return FinalizeResult()
     if isinstance(given, FinalizeResult):
         return given
-    metrics = final_metrics(given) if handler.output_type is not None else None
+    is_typed = handler._flowkit_types is not None
+    metrics = final_metrics(given) if is_typed else None
     if metrics is not None:
         return FinalizeResult(metrics=metrics)
-    records = "a model, a dataclass, a dict, " if handler.output_type is not None else ""
+    records = "a model, a dataclass, a dict, " if is_typed else ""
     raise TypeError(
         f"finalize must return {records}FinalizeResult(metrics={{...}}) or None, not {type(given).__name__}"
     )

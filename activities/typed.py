@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Context(Protocol):
+class HookContext(Protocol):
     """What typed handlers need of a RunContext, and of the one in a separate process."""
 
     node_id: str
@@ -100,18 +100,18 @@ class TypedHandler:
 
     # -- a batch
 
-    def read(self, batch: Batch, ctx: Context) -> tuple[Any, dict[str, Any]]:
+    def read(self, batch: Batch, ctx: HookContext) -> tuple[Any, dict[str, Any]]:
         """Return the item of a batch and the named arguments. Raise BatchFailure if one does not validate."""
         value, origin = self._find_item(batch, ctx)
         try:
             item = self.input.from_meta(value) if origin.unwraps else self.input.from_json(value)
         except ValueError as error:
             problems = self.input.problems(error, ctx.without_values)
-            text = f"{_describe(batch, ctx)}{origin.text} is no valid {self.input.name}: {problems}"
+            text = f"{_describe(batch, ctx)}{origin.text} is not a valid {self.input.name}: {problems}"
             raise _bad_input(text + self._hint(origin, value, ctx)) from None
         return item, self.arguments(ctx, takes_all=not origin.is_inline)
 
-    def _find_item(self, batch: Batch, ctx: Context) -> tuple[Any, _Origin]:
+    def _find_item(self, batch: Batch, ctx: HookContext) -> tuple[Any, _Origin]:
         payload = batch.payload
         keys = payload.keys()
         if keys == _PULLED:
@@ -121,14 +121,14 @@ class TypedHandler:
         if keys == _MAPPED:
             return self._find_mapped(batch)
         if keys == _OWN:
-            inline = own_fields(payload["input_inline"])
+            inline = self._own_fields(payload["input_inline"])
             names = self.hook.names - self._fields
             return {name: each for name, each in inline.items() if name not in names}, _OWN_INPUT
         return payload, _Origin("")
 
     def _find_mapped(self, batch: Batch) -> tuple[Any, _Origin]:
         items = batch.payload["items"]
-        if isinstance(batch, ItemBatch) or (len(items) == 1 and not self.input.is_list):
+        if isinstance(batch, ItemBatch):
             return items[0], _Origin(f" (item {batch.payload['first']} of map.over)")
         return items, _Origin(f" (items from {batch.payload['first']} of map.over)", is_list="map.batch_size")
 
@@ -138,7 +138,15 @@ class TypedHandler:
         found = expanded(schema, schema.get("$defs") or {}) if schema else ()
         return frozenset(name for each in found for name in each.get("properties") or {})
 
-    def _hint(self, origin: _Origin, value: Any, ctx: Context) -> str:
+    def _own_fields(self, inline: Any) -> dict[str, Any]:
+        """Return an `io.input_inline` without the keys of FlowKit, unless the item has a field with the name of one."""
+        return {
+            name: each
+            for name, each in (inline or {}).items()
+            if name not in RESERVED or name in self._fields
+        }
+
+    def _hint(self, origin: _Origin, value: Any, ctx: HookContext) -> str:
         if origin.is_list and not self.input.is_list:
             return f"; with {origin.is_list}, a batch is a list, so the type of the item must be list[…]"
         if origin.is_inline:
@@ -148,7 +156,7 @@ class TypedHandler:
             )
         return ""
 
-    def result(self, given: Any, batch: Batch, ctx: Context) -> BatchResult:
+    def result(self, given: Any, batch: Batch, ctx: HookContext) -> BatchResult:
         """Return what FlowKit stores for the result of `process`. Raise BatchFailure if it does not fit its type."""
         if isinstance(given, BatchResult):
             return given
@@ -157,26 +165,26 @@ class TypedHandler:
         except ValueError as error:
             raise self._mismatch(_describe(batch, ctx), given, error, ctx) from None
 
-    async def finish(self, waiting: Awaitable[Any], batch: Batch, ctx: Context) -> BatchResult:
+    async def finish(self, waiting: Awaitable[Any], batch: Batch, ctx: HookContext) -> BatchResult:
         """Return the `result` for what a plain function has returned to be awaited."""
         return self.result(await waiting, batch, ctx)
 
-    def _mismatch(self, place: str, given: Any, error: ValueError, ctx: Context) -> BatchFailure:
+    def _mismatch(self, place: str, given: Any, error: ValueError, ctx: HookContext) -> BatchFailure:
         problems = self.output.problems(error, ctx.without_values)
         forgot = "; does the function return its result?" if given is None else ""
         return BatchFailure(
-            f"the result of {self.hook.owner} for {place} is no valid {self.output.name}: {problems}{forgot}",
+            f"the result of {self.hook.owner} for {place} is not a valid {self.output.name}: {problems}{forgot}",
             reason_code=reason_codes.SCHEMA_MISMATCH,
         )
 
-    def read_result(self, partial: Mapping[str, Any], ctx: Context) -> Any:
+    def read_result(self, partial: Mapping[str, Any], ctx: HookContext) -> Any:
         """Return the result that a stored batch of the node holds. Raise BatchFailure if it does not validate."""
         try:
             return self.output.from_meta(partial.get("meta") or {})
         except ValueError as error:
             problems = self.output.problems(error, ctx.without_values)
             stored = f"the stored result of batch {printed(partial.get('batch_uid'))} of node {ctx.node_id!r}"
-            text = f"{stored} is no valid {self.output.name}: {problems}"
+            text = f"{stored} is not a valid {self.output.name}: {problems}"
             raise BatchFailure(text, reason_code=reason_codes.SCHEMA_MISMATCH) from None
 
     def item_payload(self, item: Any) -> dict[str, Any]:
@@ -185,7 +193,7 @@ class TypedHandler:
             return {"from_node": "test", "ref": {}, "meta": self.input.to_meta(item)}
         except ValueError as error:
             raise _bad_input(
-                f"the item is no valid {self.input.name}: {self.input.problems(error, str)}"
+                f"the item is not a valid {self.input.name}: {self.input.problems(error, str)}"
             ) from None
 
     # -- a source
@@ -194,7 +202,7 @@ class TypedHandler:
         """Return the `input_inline` for what `produce` receives, as an object or as its JSON."""
         return given if isinstance(given, Mapping) else self.input.to_meta(given)
 
-    def describe_duplicate(self, first: Any, second: Batch, ctx: Context) -> str:
+    def describe_duplicate(self, first: Any, second: Batch, ctx: HookContext) -> str:
         """Return the error about two items with one uid. `first` is the `meta` of the first one; None if unknown."""
         key = self.uids.name if self.uids is not None else "uid"
         shown = [
@@ -206,33 +214,33 @@ class TypedHandler:
             "tuple of fields, or do not yield the item twice"
         )
 
-    def given(self, loaded: Any, ctx: Context) -> tuple[list[Any], dict[str, Any]]:
+    def given(self, loaded: Any, ctx: HookContext) -> tuple[list[Any], dict[str, Any]]:
         """Return the arguments of `produce` for what `load_input` has returned. Raise BatchFailure if one is wrong."""
         if self._is_by_name:
             return [], self.arguments(ctx, takes_all=True)
         is_default = isinstance(loaded, dict) and loaded.keys() == _OWN
-        value = own_fields(loaded["input_inline"]) if is_default else loaded
+        value = self._own_fields(loaded["input_inline"]) if is_default else loaded
         try:
             item = self.input.from_json(value)
         except ValueError as error:
             problems = self.input.problems(error, ctx.without_values)
             what = "io.input_inline" if is_default else "what load_input has returned"
             raise _bad_input(
-                f"{what} of node {ctx.node_id!r} is no valid {self.input.name}: {problems}"
+                f"{what} of node {ctx.node_id!r} is not a valid {self.input.name}: {problems}"
             ) from None
         return [item], self.arguments(ctx, takes_all=False)
 
-    def to_batch(self, item: Any, uids: UidRule, ctx: Context) -> Batch:
+    def to_batch(self, item: Any, uids: UidRule, ctx: HookContext) -> Batch:
         """Return the batch for an item of a source. Raise BatchFailure if it does not validate, or has no uid."""
         try:
             meta = self.output.to_meta(item)
         except ValueError as error:
             raise self._mismatch("an item", item, error, ctx) from None
-        return Batch(batch_uid=uids.uid_of(item), payload=meta)
+        return Batch(batch_uid=uids.uid_of(item, ctx.without_values), payload=meta)
 
     # -- parameters
 
-    def arguments(self, ctx: Context, *, takes_all: bool) -> dict[str, Any]:
+    def arguments(self, ctx: HookContext, *, takes_all: bool) -> dict[str, Any]:
         """Return the arguments that the function receives by name: the context, and those of `io.input_inline`.
 
         With `takes_all`, every key of `io.input_inline` must be a parameter.
@@ -241,7 +249,7 @@ class TypedHandler:
         given: dict[str, Any] = {} if hook.context is None else {hook.context: ctx}
         if hook.parameters is None and not (takes_all and self.is_source):
             return given
-        inline = own_fields(ctx.input_inline)
+        inline = {name: each for name, each in (ctx.input_inline or {}).items() if name not in RESERVED}
         if takes_all and (unknown := sorted(inline.keys() - hook.names)):
             known = (
                 f"its parameters are {', '.join(sorted(hook.names))}"
@@ -254,7 +262,7 @@ class TypedHandler:
             )
         return given | self._parameters(ctx, inline)
 
-    def _parameters(self, ctx: Context, inline: Mapping[str, Any]) -> dict[str, Any]:
+    def _parameters(self, ctx: HookContext, inline: Mapping[str, Any]) -> dict[str, Any]:
         hook, parameters = self.hook, self.hook.parameters
         if parameters is None:
             return {}
@@ -288,19 +296,14 @@ _MAPPED = frozenset({"items", "first"})
 _OWN = frozenset({"input_ref", "input_inline"})
 
 
-def own_fields(inline: Any) -> dict[str, Any]:
-    """Return the part of an `io.input_inline` that is for the handler."""
-    return {name: each for name, each in (inline or {}).items() if name not in RESERVED}
-
-
-def read_params(kind: Any, ctx: Context) -> Any:
+def read_params(kind: Any, ctx: HookContext) -> Any:
     """Return the params of the task as a type. Raise BatchFailure, which is permanent, if they do not validate."""
-    wanted = JsonType(kind, "ctx.params_as")
+    wanted = _json_type(kind, "ctx.params_as")
     try:
         return wanted.from_json(ctx.params)
     except ValueError as error:
         problems = wanted.problems(error, ctx.without_values)
-        raise _bad_input(f"the params of the task are no valid {wanted.name}: {problems}") from None
+        raise _bad_input(f"the params of the task are not valid {wanted.name}: {problems}") from None
 
 
 def final_metrics(given: Any) -> dict[str, Any] | None:
@@ -308,15 +311,20 @@ def final_metrics(given: Any) -> dict[str, Any] | None:
     is_record = isinstance(given, (BaseModel, Mapping)) or hasattr(type(given), "__dataclass_fields__")
     if not is_record:
         return None
-    kind = Any if isinstance(given, Mapping) else type(given)
-    return dict(given) if isinstance(given, Mapping) else JsonType(kind, "finalize").to_meta(given)
+    kind: Any = type(given)
+    return dict(given) if isinstance(given, Mapping) else _json_type(kind, "finalize").to_meta(given)
+
+
+@functools.lru_cache
+def _json_type(kind: Any, owner: str) -> JsonType:
+    return JsonType(kind, owner)
 
 
 def _bad_input(text: str) -> BatchFailure:
     return BatchFailure(text, reason_code=reason_codes.BAD_INPUT, permanent=True)
 
 
-def _describe(batch: Batch, ctx: Context) -> str:
+def _describe(batch: Batch, ctx: HookContext) -> str:
     uid = "" if batch.batch_uid is None else f" {printed(batch.batch_uid)}"
     return f"batch{uid} of node {ctx.node_id!r}"
 
@@ -336,7 +344,7 @@ def define(
     `is_complete` says that none will. `names` are the local names where the class is defined. Raise ConfigError if its
     hooks do not fit its types.
     """
-    arguments = vars(cls).get("_types") or type_arguments(cls, base)
+    arguments = vars(cls).get("_flowkit_kinds") or type_arguments(cls, base)
     if arguments is None or any(isinstance(each, _VARIABLES) for each in arguments):
         return None
     hook = _typed_hook(cls, base)
@@ -431,8 +439,10 @@ def _bound_key(cls: Any, key: Any) -> Any:
     """Return a key that is a function of the item, also if the class defines it as a method."""
     if isinstance(key, (staticmethod, classmethod)):
         return key.__get__(None, cls)
-    if inspect.isfunction(key) and len(inspect.signature(key).parameters) > 1:
-        return functools.partial(key, cls)
+    if inspect.isfunction(key):
+        given = inspect.signature(key).parameters.values()
+        if len([each for each in given if each.default is inspect.Parameter.empty]) > 1:
+            return functools.partial(key, cls)
     return key
 
 
@@ -449,7 +459,7 @@ def _make_typed(cls: Any, kinds: Sequence[Any], name: str | None, names: Mapping
 
 
 def _read_method(cls: Any, name: str, kinds: Sequence[Any], names: Mapping[str, Any]) -> Hook:
-    is_function = "_types" in vars(cls)
+    is_function = "_flowkit_kinds" in vars(cls)
     hook = read_hook(
         getattr(cls, name),
         cls.__name__ if is_function else f"{cls.__name__}.{name}",
@@ -522,7 +532,7 @@ def _add_hook(cls: Any, name: str, function: Any, owner: str, wrapped: Any = Non
 
 
 def _process(typed: TypedHandler) -> Any:
-    async def process_batch(self: Any, batch: Batch, ctx: Context) -> BatchResult:
+    async def process_batch(self: Any, batch: Batch, ctx: HookContext) -> BatchResult:
         item, given = typed.read(batch, ctx)
         return typed.result(await self.process(item, **given), batch, ctx)
 
@@ -530,7 +540,7 @@ def _process(typed: TypedHandler) -> Any:
 
 
 def _process_plain(typed: TypedHandler) -> Any:
-    def process_batch(self: Any, batch: Batch, ctx: Context) -> Any:
+    def process_batch(self: Any, batch: Batch, ctx: HookContext) -> Any:
         item, given = typed.read(batch, ctx)
         result = self.process(item, **given)
         return (
@@ -543,7 +553,7 @@ def _process_plain(typed: TypedHandler) -> Any:
 
 
 def _produce(typed: TypedHandler, uids: UidRule) -> Any:
-    async def iter_batches(self: Any, loaded: Any, *, ctx: Context) -> AsyncIterator[Batch]:
+    async def iter_batches(self: Any, loaded: Any, *, ctx: HookContext) -> AsyncIterator[Batch]:
         given, named = typed.given(loaded, ctx)
         produced = self.produce(*given, **named)
         if inspect.isawaitable(produced):
@@ -558,7 +568,7 @@ def _produce(typed: TypedHandler, uids: UidRule) -> Any:
 
 
 def _produce_plain(typed: TypedHandler, uids: UidRule) -> Any:
-    def iter_batches(self: Any, loaded: Any, *, ctx: Context) -> Iterator[Batch]:
+    def iter_batches(self: Any, loaded: Any, *, ctx: HookContext) -> Iterator[Batch]:
         given, named = typed.given(loaded, ctx)
         for item in self.produce(*given, **named):
             yield typed.to_batch(item, uids, ctx)
@@ -567,7 +577,7 @@ def _produce_plain(typed: TypedHandler, uids: UidRule) -> Any:
 
 
 def _keep() -> Any:
-    async def process_batch(self: Any, batch: Batch, ctx: Context) -> BatchResult:
+    async def process_batch(self: Any, batch: Batch, ctx: HookContext) -> BatchResult:
         return BatchResult(success=True, metrics=batch.payload)
 
     return process_batch

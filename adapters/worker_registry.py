@@ -41,6 +41,11 @@ _LISTED = {"_id": 0, "announce_interval_sec": 1} | dict.fromkeys(_LISTED_FIELDS,
 
 _SHOWN_VERSIONS = 5
 
+_MOST_ROWS = 2_000
+"""How many rows a read of the workers of some roles returns at most."""
+_MOST_SCHEMA_ROWS = 50
+"""How many rows with schemas one read returns at most; each has at most two megabytes of them."""
+
 BRIDGE_PREFIX = "flowkit-bridge-"
 """Beginning of the Temporal identity of every bridge."""
 
@@ -53,6 +58,18 @@ class WorkerStatus(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AnnouncedContract:
+    """The JSON Schemas of the input and the output of a role, as JSON text; empty for one without a type."""
+
+    input: str
+    output: str
+    digest: str
+    """Identifies the contract."""
+    is_source: bool = False
+    """Whether the input is that of the node itself, and not the batches of others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class HostedHandler:
     """A handler that an engine or a worker hosts."""
 
@@ -60,6 +77,13 @@ class HostedHandler:
     version: str
     engine: bool
     """Whether the process is an engine."""
+    contract: AnnouncedContract | None = None
+    """What the role takes and returns, if it is typed."""
+
+    def entry(self) -> dict[str, Any]:
+        """Return the entry of the handler in the row, which names its contract by the digest."""
+        typed = {"contract": self.contract.digest} if self.contract else {}
+        return {"role": self.role, "version": self.version, "engine": self.engine, **typed}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +121,8 @@ class RegisteredWorker:
     """The engine queue whose roles it serves; empty for external workers, which do not announce it."""
     handlers: dict[str, str] = field(default_factory=dict)
     """The versions of its handlers by role. All handlers of an external worker have the version that it announces."""
+    contracts: dict[str, str] = field(default_factory=dict)
+    """The digests of the contracts of its typed roles."""
 
 
 class WorkerRegistry:
@@ -130,6 +156,7 @@ class WorkerRegistry:
         handlers: Sequence[HostedHandler] = (),
     ) -> None:
         """Register a process that has started. As in announces, `type` contains all its roles, joined by commas."""
+        contracts = [asdict(each) for each in {each.contract: None for each in handlers} if each is not None]
         shown = {
             "type": ",".join(roles),
             "capabilities": {"roles": list(roles)},
@@ -137,7 +164,8 @@ class WorkerRegistry:
             "capacity": {"tasks": capacity},
             "announce_interval_sec": announce_interval_sec,
             **({"queue": queue} if queue else {}),
-            **({"handlers": [asdict(each) for each in handlers]} if handlers else {}),
+            **({"handlers": [each.entry() for each in handlers]} if handlers else {}),
+            **({"contracts": contracts} if contracts else {}),
             **_alive(at, session, leaked_threads),
         }
         await self._upsert(worker_id, shown)
@@ -182,6 +210,26 @@ class WorkerRegistry:
         """Return all workers that have a row, sorted by id."""
         rows = self._workers.find({"worker_id": {"$exists": True}}, _LISTED).sort("worker_id", 1)
         return [_registered(row) async for row in rows]
+
+    @translate_errors
+    async def find_online(self, queue: str, roles: Collection[str]) -> list[RegisteredWorker]:
+        """Return up to 2,000 workers of an engine queue that are online and serve one of the roles."""
+        serving = {
+            "queue": queue,
+            "status": WorkerStatus.ONLINE.value,
+            "handlers.role": {"$in": sorted(roles)},
+        }
+        rows = self._workers.find(serving, _LISTED).limit(_MOST_ROWS)
+        return [_registered(row) async for row in rows]
+
+    @translate_errors
+    async def read_contracts(self, worker_ids: Collection[str]) -> dict[str, AnnouncedContract]:
+        """Return the contracts of up to 50 workers, by digest."""
+        asked = {"worker_id": {"$in": sorted(worker_ids)}, "session": {"$gt": ""}}
+        rows = self._workers.find(asked, {"_id": 0, "contracts": 1}).limit(_MOST_SCHEMA_ROWS)
+        stored = [each async for row in rows for each in row.get("contracts") or ()]
+        found = [_contract(each) for each in stored]
+        return {each.digest: each for each in found if each is not None}
 
     @translate_errors
     async def find_stopped(self, worker_ids: Collection[str]) -> set[str]:
@@ -245,9 +293,23 @@ def _registered(row: dict[str, Any]) -> RegisteredWorker:
         in_engine=any(each.get("engine") for each in hosted),
         queue=row.get("queue") or "" if hosted else "",
         handlers={each["role"]: each["version"] for each in hosted} or announced,
+        contracts={each["role"]: each["contract"] for each in hosted if "contract" in each},
         last_seen=utc(last_seen) if isinstance(last_seen, datetime) else None,
         announce_interval_sec=interval if isinstance(interval, (int, float)) else _SILENT_SEC / 3,
     )
+
+
+def _contract(stored: object) -> AnnouncedContract | None:
+    """Return a stored contract; None for one that no process of this version has written."""
+    match stored:
+        case {
+            "input": str(taken),
+            "output": str(returned),
+            "digest": str(digest),
+            "is_source": bool(is_source),
+        }:
+            return AnnouncedContract(input=taken, output=returned, digest=digest, is_source=is_source)
+    return None
 
 
 def _shown_version(version: object) -> str:

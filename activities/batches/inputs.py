@@ -121,7 +121,7 @@ class DistinctUids:
 
         `first` is the `meta` of the earlier one; None if it is not stored.
         """
-        types = self._handler.types
+        types = self._handler._flowkit_types
         if types is not None and types.is_source:
             text = types.describe_duplicate(first, batch, ctx)
         else:

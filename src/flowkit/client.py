@@ -32,6 +32,7 @@ from flowkit.actions.records import PREVIEW_QUERY
 from flowkit.actions.reruns import changed_nodes, check_keeps, choose_reruns, plan_rerun
 from flowkit.actions.table import parse_action
 from flowkit.activities.params_checks import ParamsChecks
+from flowkit.adapters.role_contracts import RoleContracts
 from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
@@ -59,6 +60,7 @@ from flowkit.errors import (
     TaskStillOpen,
     UnknownTask,
 )
+from flowkit.graph.contracts import data_edges
 from flowkit.graph.submission import convert_to_json, is_large, validate_input
 from flowkit.graph.validation import normalized, raise_if, unknown_function
 from flowkit.models import (
@@ -93,6 +95,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.graph.contracts import DataEdge
     from flowkit.models import Graph
     from flowkit.models.admission import Admission
     from flowkit.products import PendingTask, Submissions
@@ -114,6 +117,8 @@ _WARNING_CHARS = 300
 _WARNINGS = 1_000
 """The number of logged warnings that a client remembers."""
 _LONGEST_WAIT_SEC = 10 * 365 * 24 * 3600.0
+_CONTRACTS_SEC = 1.0
+"""How long a submission waits for what the workers announce about their roles."""
 _CLOSING_SEC = 30.0
 """How long a rerun waits until the workflow of the ended run has closed, and how often it looks."""
 _CLOSING_LOOK_SEC = 0.1
@@ -262,6 +267,7 @@ class TaskClient:
         self._warned: set[str] = set()
         """The warnings about graphs that this client has logged."""
         self._params = ParamsChecks()
+        self._contracts = RoleContracts(tasks.database, queue)
         self._submissions: Submissions | None = None
         """The product that starts tasks later, once it was needed."""
 
@@ -284,7 +290,7 @@ class TaskClient:
         is_new = task_id is None
         task_id = str(uuid.uuid4()) if task_id is None else task_id
         _check_new_id(task_id)
-        given = await self._convert(task_id, params, graph, functions)
+        given, edges = await self._convert(task_id, params, graph, functions)
         own = await asyncio.to_thread(input_digest, given["params"], given["graph"])
         if not is_new:
             with suppress(StoreUnavailable):  # a new task starts all the same
@@ -300,7 +306,7 @@ class TaskClient:
         if started.start is Start.STARTED or await self._lacks_document(
             task_id, own, workflow_input, started
         ):
-            await self._write_document(task_id, given)
+            await self._write_document(task_id, given, edges)
         if started.start is Start.HAS_ENDED:
             _logger.info("task %s has already finished; it does not run again", task_id)
         return task_id
@@ -378,12 +384,12 @@ class TaskClient:
         server can.
         """
         _check_new_id(task_id, owner.kind)
-        given = await self._convert(task_id, params, graph, functions)
+        given, edges = await self._convert(task_id, params, graph, functions)
         own = await asyncio.to_thread(input_digest, given["params"], given["graph"])
         workflow_input = await self._checked_input(task_id, given)
         started = await self._start(task_id, given, own, workflow_input, reuse, priority, owner)
         if started.start is not Start.HAS_ENDED:
-            await self._write_document(task_id, given)
+            await self._write_document(task_id, given, edges)
         return started.start is not Start.HAS_ENDED
 
     async def submit_task(
@@ -406,7 +412,9 @@ class TaskClient:
             raise products.missing("the admission queue", "admission")
         task_id = str(uuid.uuid4()) if task_id is None else task_id
         _check_new_id(task_id)
-        await submissions.submit(admission, task_id, await self._convert(task_id, params, graph, functions))
+        given, edges = await self._convert(task_id, params, graph, functions)
+        await submissions.submit(admission, task_id, given)
+        await self._warn_of_contracts(task_id, edges)
         return task_id
 
     def _find_submissions(self) -> Submissions | None:
@@ -420,20 +428,32 @@ class TaskClient:
         params: dict[str, Any],
         graph: dict[str, Any],
         functions: Collection[str] | None,
-    ) -> dict[str, Any]:
-        """Return graph and params as JSON values. Raise GraphError if they are invalid."""
+    ) -> tuple[dict[str, Any], tuple[DataEdge, ...]]:
+        """Return graph and params as JSON values, and the edges over which data flows.
+
+        Raise GraphError if they are invalid.
+        """
         own_params = {} if params is None else convert_to_json("params", params)
         given = {"params": own_params, "graph": convert_to_json("graph", graph)}
-        await asyncio.to_thread(self._check, task_id, given, functions)
+        edges = await asyncio.to_thread(self._check, task_id, given, functions)
         await self._params.check(given["graph"], given["params"])
-        return given
+        return given, edges
 
-    def _check(self, task_id: str, given: dict[str, Any], functions: Collection[str] | None) -> None:
+    def _check(
+        self, task_id: str, given: dict[str, Any], functions: Collection[str] | None
+    ) -> tuple[DataEdge, ...]:
         graph = validate_input(task_id, given, max_nodes=self._max_nodes, external_roles=self._external_roles)
         self._warn(task_id, graph.warnings)
         if functions is not None:
             problems = [unknown_function(node, functions) for node in given["graph"]["nodes"]]
             raise_if([problem for problem in problems if problem])
+        return data_edges(graph)
+
+    async def _warn_of_contracts(self, task_id: str, edges: tuple[DataEdge, ...]) -> None:
+        """Warn of edges between roles whose announced types do not fit. Call it when MongoDB has just responded."""
+        with suppress(FlowKitError, TimeoutError):
+            async with asyncio.timeout(_CONTRACTS_SEC):
+                self._warn(task_id, await self._contracts.warnings(edges))
 
     def _warn(self, task_id: str, warnings: Iterable[str]) -> None:
         """Log each warning once, because many tasks have the same graph."""
@@ -554,13 +574,18 @@ class TaskClient:
                 return True
             raise
 
-    async def _write_document(self, task_id: str, given: dict[str, Any]) -> None:
-        """Write the task document right away. The task has already started, so an error here is only logged."""
+    async def _write_document(self, task_id: str, given: dict[str, Any], edges: tuple[DataEdge, ...]) -> None:
+        """Write the task document right away. The task has already started, so an error here is only logged.
+
+        Warn of its edges, unless MongoDB does not respond.
+        """
         [outcome] = await asyncio.gather(self._insert(task_id, given), return_exceptions=True)
         if isinstance(outcome, BaseException):
             _logger.warning(
                 "task %s is running, but its document does not exist yet: %s", task_id, _format_cause(outcome)
             )
+        else:
+            await self._warn_of_contracts(task_id, edges)
 
     async def _insert(self, task_id: str, given: dict[str, Any]) -> None:
         """Insert the task document. The workflow inserts it too, so this only makes the task visible earlier."""

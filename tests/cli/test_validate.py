@@ -147,3 +147,44 @@ flowkit: graph.json:1: node 'store': when: 'extrcat' is not a node; did you mean
   |   ^
 """
     )
+
+
+HANDLERS = """\
+from flowkit.worker import RoleHandler
+
+class Page:
+    url: str
+
+class Crawl(RoleHandler):
+    role = "crawl"
+    def output_schema(self):
+        return {"title": "Page", "type": "object", "properties": {"url": {"type": "string"}}}
+
+class Count(RoleHandler):
+    role = "count"
+    def input_schema(self):
+        return {"title": "Words", "type": "object", "properties": {"url": {"type": "integer"}}, "required": ["url"]}
+"""
+
+
+def test_handlers_must_fit_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fitting_shop.py").write_text(HANDLERS)
+    io = {"input_inline": {"input_adapter": "pull.from_artifacts"}}
+    pulling = {"node_id": "count", "type": "count", "depends_on": ["crawl"], "io": io}
+    graph = {"nodes": [{"node_id": "crawl", "type": "crawl"}, pulling]}
+    (tmp_path / "graph.json").write_text(json.dumps(graph))
+    crawl, count = (["--handler", f"fitting_shop:{name}"] for name in ("Crawl", "Count"))
+    assert run(["validate", "graph.json", *crawl, *count, "--json"]) == 2
+    found = json.loads(capsys.readouterr().out)
+    text = (
+        "graph.json:1: node 'count' pulls from 'crawl', but the output of role 'crawl', Page, does not fit the "
+        "input of role "
+        "'count', Words: 'url' is string, not integer; use one type for it in the output "
+        "(fitting_shop.py:6) and the input (fitting_shop.py:11)"
+    )
+    assert (found["valid"], found["problems"]) == (False, [text])
+    assert run(["validate", "graph.json", *crawl]) == 0
+    assert capsys.readouterr().out.startswith("graph.json is valid: 2 nodes")

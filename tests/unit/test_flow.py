@@ -5,10 +5,10 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
-from pydantic import BaseModel, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, computed_field
 
 from flowkit import Flow, cel
 from flowkit.errors import ConfigError, GraphError, TaskFailed
@@ -203,6 +203,14 @@ def test_params_get_their_default_values_and_keep_unknown_keys() -> None:
     assert Flow("free").dump_params({"day": "2026-01-31"}) == {"day": "2026-01-31"}
 
 
+async def test_a_test_of_a_flow_takes_a_value_of_its_params_and_adds_their_defaults() -> None:
+    flow = cities()
+    flow.nodes["ok"].when("true")
+    run = await run_graph(flow, params=Params(cities=[City(name="Rome")]))
+    run.assert_finished()
+    assert run.document["params"] == {"cities": [{"name": "Rome"}], "options": None, "limits": {}}
+
+
 def test_params_that_do_not_fit_name_the_place_and_the_value() -> None:
     with pytest.raises(GraphError, match=r"^params\.cities\[0\]\.name is 7: Input should be a valid string$"):
         cities().dump_params({"cities": [{"name": 7}]})
@@ -351,7 +359,7 @@ def test_the_items_of_a_map_have_the_type_of_the_list() -> None:
     node: Any = flow.node("a", Untyped)
     node.maps("params.cities", Page)
     assert refusal(flow) == [
-        "node 'a': map.over 'params.cities' has items of the type City, but maps names Page"
+        "node 'a': map.over 'params.cities' has items of the type City, but the node reads Page"
     ]
     node.maps("params.options", Options)
     assert refusal(flow) == ["node 'a': map.over 'params.options' is Options, not a list"]
@@ -362,6 +370,49 @@ def test_the_items_of_a_map_have_the_type_of_the_list() -> None:
         ("params.cities.filter(c, c.name != '')", Page),
     ):
         assert node.maps(over, kind) and flow.to_dict()
+
+
+def test_a_map_without_a_type_is_compared_with_the_handler() -> None:
+    flow = Flow("f", params=Params)
+    flow.node("a", fetch).maps("params.cities")
+    flow.node("b", fetch_many).maps("params.cities", batch_size=3)
+    assert flow.to_dict()
+    flow.node("c", score).maps("params.cities")
+    assert refusal(flow) == [
+        "node 'c': map.over 'params.cities' has items of the type City, but the node reads Page"
+    ]
+
+
+class Named(BaseModel):
+    model_config = ConfigDict(populate_by_name=True, extra="forbid")
+    city_name: str = Field(alias="cityName")
+    count: int = 1
+
+
+def test_params_with_aliases_have_their_names_in_json() -> None:
+    flow = Flow("f", params=Named)
+    flow.node("a", Untyped).when("params.cityName != ''")
+    assert flow.to_dict()
+    wanted = {"cityName": "Rome", "count": 1}
+    assert flow.dump_params({"city_name": "Rome"}) == flow.dump_params({"cityName": "Rome"}) == wanted
+
+
+class Publisher:
+    async def publish(self, task_id: str) -> None:
+        """Do nothing."""
+
+
+def test_a_method_is_one_function_however_often_it_is_read() -> None:
+    flow, publisher = Flow("f"), Publisher()
+    flow.function("a", publisher.publish)
+    flow.function("b", publisher.publish)
+    with pytest.raises(GraphError, match="another function of the flow has the name 'publish'"):
+        flow.function("c", publish, day="x")
+
+
+def test_keys_of_a_graph_are_no_keys_of_ones_own() -> None:
+    with pytest.raises(GraphError, match=r"test_flow\.py:\d+: extra has 'nodes'"):
+        Flow("f", extra={"nodes": []})
 
 
 INPUTS: list[tuple[Any, dict[str, Any], str]] = [
@@ -388,6 +439,27 @@ def test_inputs_by_expression_are_checked_by_name_only() -> None:
     assert nodes[2]["io"]["input_inline"] == {"anything": [1, {"deep": {"$cel": "params.x"}}]}
 
 
+def test_results_fit_the_items_of_those_that_pull_them() -> None:
+    flow = Flow("f")
+    city: Any = flow.node("city", list_cities).input(count=1)
+    flow.node("score", score).pulls(city)
+    pulled = line() - 1
+    with pytest.raises(
+        GraphError, match=rf"test_flow\.py:{pulled}: node 'score' pulls from 'city', but the output"
+    ):
+        flow.to_dict()
+
+
+def test_an_input_that_code_converts_may_have_any_form() -> None:
+    @role("loader", key="name")
+    async def load(day: Annotated[int, BeforeValidator(int)]) -> AsyncIterator[City]:
+        yield City(name=str(day))
+
+    flow = Flow("f")
+    flow.node("a", load).input(day="31")
+    assert flow.to_dict()
+
+
 def other_node() -> Any:
     """Return a node of another flow."""
     return Flow("other").node("x", Untyped)
@@ -400,6 +472,9 @@ WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda flow, a: a.after(flow.node("b", Rank)), "after names 'b', which is created later"),
     (lambda flow, a: a.after(a), "after names 'a', which is created later"),
     (lambda flow, a: flow.node("b", Rank).routes(on_success=[a]), "'a', which is not created later"),
+    (lambda flow, a: flow.node("b", Rank).pulls([a]), "not a list; pass them one by one"),
+    (lambda flow, a: a.routes(on_failure=flow.node("b", Rank)), "takes a list of nodes, not a FlowNode"),
+    (lambda flow, a: a.extra({"x-own": 1}, at="edges"), "the part 'edges'; it must be one of node, io, map"),
     (lambda flow, a: flow.node("b", Rank).gate("most"), "gate is 'most'; it must be 'all', 'any'"),
     (lambda flow, a: flow.node("b", Rank).gate(True), "gate is True"),
     (lambda flow, a: flow.node("b", City), "the class City is no handler"),
@@ -412,6 +487,10 @@ WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda flow, a: flow.node("a", Untyped), "node id 'a' is already used, at"),
     (lambda flow, a: a.input(input_adapter="noop"), "input has 'input_adapter'; call pulls"),
     (lambda flow, a: a.input(given=object()), "input cannot be written as JSON"),
+    (
+        lambda flow, a: flow.node("b", Rank).after(a).extra({"mode": 1}, at=a),
+        "extra has 'mode', which is no key",
+    ),
     (lambda flow, a: a.extra({"own": 1}), "extra has the key 'own'; begin your own keys with 'x-'"),
     (lambda flow, a: flow.function("b", lambda task_id: None), "without a name"),
     (lambda flow, a: flow.node("b", Rank).pulls(a).rechunks(a, size=2), "pulls and rechunks exclude"),
@@ -452,8 +531,40 @@ def test_params_that_are_no_object_or_a_secret_are_refused() -> None:
     class Login(BaseModel):
         password: SecretStr
 
-    with pytest.raises(GraphError, match=r"test_flow\.py:\d+: params has the secret 'password'"):
-        Flow("f", params=Login)
+    class Logins(BaseModel):
+        user: str
+        passwords: list[SecretStr]
+
+    for kind, name in ((Login, "password"), (Logins, "passwords")):
+        with pytest.raises(GraphError, match=rf"test_flow\.py:\d+: params has the secret '{name}'"):
+            Flow("f", params=kind)
+
+
+def test_what_is_no_type_or_no_graph_is_refused() -> None:
+    wrong: Any = "Params"
+    with pytest.raises(GraphError, match=r"test_flow\.py:\d+: params is 'Params', which pydantic cannot use"):
+        Flow("f", params=wrong)
+    wrong = [1]
+    with pytest.raises(GraphError, match="graph must be an object with 'nodes'"):
+        Flow.from_dict(wrong)
+
+
+def test_params_whose_json_cannot_be_read_back_are_refused() -> None:
+    class Odd(BaseModel):
+        city_name: str = Field(validation_alias="cityName")
+
+        @computed_field
+        def chars(self) -> int:
+            return len(self.city_name)
+
+    with pytest.raises(GraphError, match="cannot be read back; use 'alias' for other names: params.cityName"):
+        Flow("f", params=Odd).dump_params({"cityName": "Rome"})
+
+    class Even(Odd):
+        model_config = ConfigDict(extra="forbid")
+        city_name: str = Field(alias="cityName")
+
+    assert Flow("f", params=Even).dump_params({"cityName": "Rome"}) == {"cityName": "Rome"}
 
 
 async def test_a_flow_of_json_runs_with_the_handlers_that_it_gets() -> None:

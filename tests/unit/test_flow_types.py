@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RIGHT = """
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from pydantic import BaseModel
 
@@ -80,6 +80,23 @@ joined = flow.node("joined", join).rechunks(rate, size=3)
 mapped = flow.node("mapped", join).maps("vars.scores", Score, batch_size=10)
 away = flow.external("away", "external", Page, Score)
 old = flow.node("old", Old).pulls(fetch, rate).maps("vars.list", dict, batch_size=2)
+
+@role("either")
+async def either(item: City | Score) -> Score | None:
+    return None
+
+@role("many")
+async def many(items: Sequence[City]) -> Page:
+    return Page(city="all")
+
+def add_rating(node_id: str, *parents: FlowNode[City, LongPage]) -> FlowNode[Page, Score]:
+    return flow.node(node_id, Rate).pulls(*parents)
+
+both = flow.node("both", either).pulls(cities, rate)
+union = flow.node("union", either).maps("params.list")
+several = flow.node("several", many).maps("params.cities", City, batch_size=3)
+by_city: dict[str, FlowNode[Page, Score]] = {name: add_rating(name, fetch) for name in ("a", "b")}
+all_of = flow.node("all", Rank).pulls(*by_city.values())
 rank = flow.node("rank", Rank).pulls(rate, away, old).gate(2).retry(5, backoff_sec=10)
 ok = flow.approval("ok").after(rank, old).routes(on_success=[flow.function("publish", publish, day="x")])
 kept: FlowNode[Page, Score] = rate
@@ -105,7 +122,12 @@ WRONG = [
     ("ok.pulls(rate)", 'Argument 1 to "pulls"', "Score", '"Ref[Never]"'),
     ('flow.node("a", Rate).after("fetch")', 'Argument 1 to "after"', 'type "str"', '"Ref[object]"'),
     ('flow.node("a", Rank).gate("most")', 'Argument 1 to "gate"', "'most'", "'all', 'any', 'all_done'"),
-    ('flow.node("a", Rate).maps("params.cities", City)', 'Argument 2 to "maps"', "City", '"type[Page]"'),
+    (
+        'flow.node("a", Rate).maps("params.cities", City)',
+        'Argument 2 to "maps"',
+        "City",
+        '"type[Page] | None"',
+    ),
     (
         'flow.node("a", fetch_page).maps("params.cities", City, batch_size=3)',
         'Argument "batch_size" to "maps"',

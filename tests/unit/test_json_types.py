@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from typing_extensions import TypedDict
 
 from flowkit.activities.json_types import JsonType, type_name
+from flowkit.validation.json_keys import EqualKeys
 
 
 class Page(BaseModel):
@@ -106,34 +107,11 @@ class Fields(BaseModel):
     type: str = ""
 
 
-READ_AS_OBJECTS = (
-    Page,
-    Value,
-    Cat,
-    Point,
-    Row,
-    Tree,
-    Numbers,
-    Page | None,
-    Fields,
-    int,
-    float,
-    bool,
-    str,
-    Decimal,
+READ_AS_OBJECTS: tuple[Any, ...] = (
+    *(Page, Value, Cat, Point, Row, Tree, Numbers, Page | None, Fields, int, float, bool, str, Decimal),
+    *(date, datetime, time, UUID, dict[int, float], set[int], frozenset[str], list[Any], Literal["a", 1]),
 )
-READ_AS_OBJECTS += (
-    date,
-    datetime,
-    time,
-    UUID,
-    dict[int, float],
-    set[int],
-    frozenset[str],
-    list[Any],
-    Literal["a", 1],
-)
-READ_AS_TEXT = (Coded, Wide, bytes, timedelta, date | str, tuple[int, str], SecretStr)
+READ_AS_TEXT: tuple[Any, ...] = (Coded, Wide, bytes, timedelta, date | str, tuple[int, str], SecretStr)
 
 
 def test_types_that_need_json_text_are_read_from_it() -> None:
@@ -158,10 +136,11 @@ VALUES = st.recursive(
 @given(VALUES, st.sampled_from(READ_AS_OBJECTS))
 def test_objects_are_read_like_their_json_text(value: Any, kind: Any) -> None:
     adapter = JsonType(kind, "test").adapter
-    found = []
-    for read in (adapter.validate_python, lambda given: adapter.validate_json(to_json(given))):
+    found: list[str] = []
+    for as_text in (False, True):
         try:
-            found.append(repr(read(value)))
+            read = adapter.validate_json(to_json(value)) if as_text else adapter.validate_python(value)
+            found.append(repr(read))
         except ValidationError as error:
             found.append(str([(each["loc"], each["type"]) for each in error.errors()]))
     assert found[0] == found[1]
@@ -172,6 +151,17 @@ def test_any_is_stored_by_its_value_and_read_as_it_is_stored() -> None:
     assert found.to_meta(Page(url="a")) == {"url": "a", "tags": []}
     assert found.to_meta(3) == {"value": 3}
     assert found.from_meta({"value": 3}) == {"value": 3}
+
+
+def test_keys_that_become_one_are_refused() -> None:
+    class Counts(BaseModel):
+        counts: dict[Any, int]
+
+    for kind, value in ((Counts, Counts(counts={1: 1, "1": 2})), (Any, {"a": {1: 1, "1": 2}})):
+        with pytest.raises(EqualKeys) as refused:
+            JsonType(kind, "test").to_meta(value)
+        assert "'1'" in JsonType(kind, "test").problems(refused.value, str)
+    assert JsonType(Counts, "test").to_meta(Counts(counts={1: 1, "2": 2})) == {"counts": {"1": 1, "2": 2}}
 
 
 def test_subclass_is_stored_with_the_fields_of_the_type_only() -> None:
@@ -212,6 +202,10 @@ def test_long_values_are_cut_and_many_problems_counted() -> None:
     assert describe(list[int], ["x"] * 4).endswith("; and 1 more problem")
 
 
+def test_very_many_problems_are_only_counted() -> None:
+    assert describe(list[int], ["x"] * 10_001) == "10,001 values do not fit"
+
+
 def test_value_is_hidden_before_it_is_cut() -> None:
     secret = "s3cret " * 30
     assert "s3cret" not in describe(list[int], [secret], secret=secret)
@@ -243,7 +237,7 @@ class Login(BaseModel):
         ({"user": 1, "password": "x" * 50, "old": [{"a": "tell"}]}, "is (hidden), "),
         ({"user": 1, "password": "x" * 50, "old": "tell"}, "old is (hidden), "),
         (["tell"], "it is (hidden), "),
-        ({"user": 1, "password": "x" * 50, "pasword": "tell"}, "pasword is no field of it"),
+        ({"user": 1, "password": "x" * 50, "pasword": "tell"}, "pasword is not a field of it"),
     ],
 )
 def test_secrets_are_hidden(given: Any, problem: str) -> None:

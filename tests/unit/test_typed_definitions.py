@@ -14,6 +14,7 @@ from flowkit.activities.handlers import misspelled_hook, types_problem, unfit_ho
 from flowkit.cli.loading import load_handlers
 from flowkit.errors import ConfigError
 from flowkit.testing import memory_database
+from flowkit.testing.context import handler_context
 from flowkit.worker import Batch, BatchResult, FunctionRole, RoleHandler, RunContext, SourceRole, Worker, role
 
 if TYPE_CHECKING:
@@ -124,9 +125,11 @@ def result_of_another_type() -> Any:
 
 
 def function_without_item() -> Any:
-    @role("now")
     async def now(*, lang: str) -> Words:
         return Words(words=1)
+
+    decorate: Any = role("now")
+    decorate(now)
 
 
 def context_before_the_item() -> Any:
@@ -150,9 +153,11 @@ def type_that_pydantic_cannot_validate() -> Any:
 
 
 def parameters_by_star() -> Any:
-    @role("now")
     async def now(page: Page, **more: int) -> Words:
         return Words(words=1)
+
+    decorate: Any = role("now")
+    decorate(now)
 
 
 def reserved_parameter() -> Any:
@@ -184,7 +189,7 @@ def class_as_a_role() -> Any:
 REFUSED: dict[Any, str] = {
     source_without_key: "crawl is a source with no key: the uid of a batch, which must be the same in every attempt, "
     'comes from the item: set key to the name of a field, such as key="url"',
-    source_with_unknown_key: "crawl: the key 'urn' is no field of Page, which has url, number",
+    source_with_unknown_key: "crawl: the key 'urn' is not a field of Page, which has url, number",
     source_with_random_key: "Source: the key 'id' of Item has a default_factory, so each attempt would give the same",
     neither_process_nor_produce: "Count names types, but defines neither process nor produce; is 'proces' meant to be",
     both_process_and_process_batch: "Count defines both process and process_batch: remove one of them",
@@ -269,7 +274,7 @@ def test_types_of_a_generic_base_reach_the_class_that_fixes_them() -> None:
     class Deeper(Concrete):
         role = "deeper"
 
-    assert Base.types is None
+    assert Base().input_type is None
     assert (Concrete().input_type, Deeper().input_type, Deeper().output_type) == (Page, Page, Words)
 
 
@@ -282,6 +287,29 @@ async def test_class_that_only_names_its_types_keeps_its_hooks_for_batches() -> 
 
     assert Old().output_type is Words
     assert (await finished([Old()], node("old", "old"))).nodes["old"].batches == [{"words": 5}]
+
+
+def test_type_of_the_result_may_be_omitted() -> None:
+    class Look(RoleHandler[Page]):
+        role = "look"
+
+        async def process(self, item: Page, ctx: RunContext) -> Any:
+            return item
+
+    assert (Look().input_type, Look().output_type, Look().output_schema()) == (Page, Any, None)
+
+
+def test_key_may_be_a_method() -> None:
+    class Source(RoleHandler[Page, Page]):
+        role = "source"
+
+        def key(self, page: Page) -> str:
+            return page.url
+
+        async def produce(self, given: Page, ctx: RunContext) -> AsyncIterator[Page]:
+            yield given
+
+    assert Source().is_source
 
 
 def test_types_that_are_texts_are_resolved() -> None:
@@ -299,10 +327,10 @@ def test_types_that_are_texts_are_resolved() -> None:
 
 async def test_function_of_a_role_is_called_as_before() -> None:
     assert isinstance(length, FunctionRole) and isinstance(crawl, SourceRole)
-    assert await length(Page(url="abc"), None, lang="de", least=3) == Words(words=3)
+    assert await length(Page(url="abc"), handler_context(), lang="de", least=3) == Words(words=3)
     assert [page.url async for page in crawl("x")] == ["x"]
     assert (length.role, length.handler_version, crawl.inline) == ("length", "7", True)
-    assert (length.__doc__, length.__name__) == ("Return the length.", "length")
+    assert (length.__doc__, vars(length)["__name__"]) == ("Return the length.", "length")
 
 
 def test_function_is_loaded_and_pickled_by_its_name() -> None:
@@ -318,7 +346,12 @@ def test_function_is_loaded_and_pickled_by_its_name() -> None:
 
 def test_version_of_a_function_covers_its_module_only(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    monkeypatch.setattr("flowkit.activities.handlers._read_source", lambda module: read.append(module) or b"")
+
+    def read_source(module: str) -> bytes:
+        read.append(module)
+        return b""
+
+    monkeypatch.setattr("flowkit.activities.handlers._read_source", read_source)
     assert version_of(crawl)
     assert version_of(length) == "7"
     assert read == [__name__]

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from flowkit.testing import GraphRun
 
 PULLS = {"input_adapter": "pull.from_artifacts"}
-NEVER_AGAIN = {"retry_policy": {"max": 0}}
-SOON = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
+NEVER_AGAIN: dict[str, Any] = {"retry_policy": {"max": 0}}
+SOON: dict[str, Any] = {"retry_policy": {"max": 2, "backoff_sec": 0.1}}
 
 
 class Page(BaseModel):
@@ -135,6 +135,35 @@ async def test_results_that_are_no_objects_are_stored_as_value_and_read_again() 
 async def test_node_that_neither_pulls_nor_maps_processes_its_inline_input() -> None:
     single = node("count", "count", inline={"url": "a", "text": "x y", "input_adapter": "noop"})
     assert (await finished([Count()], single)).nodes["count"].batches == [{"url": "a", "words": 2}]
+
+
+async def test_remediator_may_name_the_failures_that_started_it_as_a_field() -> None:
+    class Failed(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        failed_nodes: list[dict[str, Any]]
+        text: str = "default"
+
+    @role("rescue")
+    async def rescue(given: Failed) -> list[str]:
+        return [each["node_id"] for each in given.failed_nodes]
+
+    @role("plain")
+    async def plain(page: Page) -> Page:
+        return page
+
+    @role("breaks")
+    async def breaks(page: Page) -> Page:
+        raise ValueError
+
+    routing = {"routing": {"on_failure": ["rescue", "plain"]}}
+    nodes = [
+        node("breaks", "breaks", inline={"url": "a"}, **routing),
+        node("rescue", "rescue", "breaks"),
+        node("plain", "plain", "breaks", inline={"url": "b"}),
+    ]
+    run = await run_graph({"nodes": nodes}, rescue, breaks, plain)
+    assert run.nodes["rescue"].batches == [{"value": ["breaks"]}]
+    assert run.nodes["plain"].batches == [{"url": "b", "text": ""}]
 
 
 async def test_map_passes_each_item_or_a_list_of_them() -> None:
@@ -307,7 +336,7 @@ async def test_params_that_do_not_fit_are_bad_input() -> None:
 
     error = await failed(crawl, look, nodes=[crawling(), pulling("look")], params={"day": "x"})
     assert error.startswith(
-        'bad_input: the params of the task are no valid Params: day is "x" (text), expected'
+        'bad_input: the params of the task are not valid Params: day is "x" (text), expected'
     )
 
 
@@ -357,9 +386,9 @@ async def test_item_that_does_not_validate_is_bad_input_with_node_batch_field_va
 
     error = await failed(crawl, strange, nodes=[crawling(), pulling("strange", **SOON)])
     assert error == (
-        "bad_input: batch 'a' of node 'strange' from node 'crawl' is no valid Strange: url is \"a\" (text), expected a "
-        'valid integer, unable to parse string as an integer; text is "one two" (text), expected a valid array; '
-        "size is missing; and 1 more problem"
+        "bad_input: batch 'a' of node 'strange' from node 'crawl' is not a valid Strange: "
+        'url is "a" (text), expected a valid integer, unable to parse string as an integer; '
+        'text is "one two" (text), expected a valid list; size is missing; and 1 more problem'
     )
 
 
@@ -399,13 +428,14 @@ async def test_result_that_does_not_validate_is_a_schema_mismatch() -> None:
     assert run.nodes["forgets"].attempts == 1
     error = await error_of(run)
     assert error.startswith(
-        "schema_mismatch: the result of forgets for batch 'a' of node 'forgets' is no valid Page"
+        "schema_mismatch: the result of forgets for batch 'a' of node 'forgets' is not a valid Page"
     )
     assert error.endswith("does the function return its result?")
     error = await failed(crawl, invents, nodes=[crawling(), pulling("invents")])
     assert error == (
-        "schema_mismatch: the result of invents for batch 'a' of node 'invents' is no valid Words: url is 3 (number), "
-        'expected a valid string; words is "x" (text), expected a valid integer, unable to parse string as an integer'
+        "schema_mismatch: the result of invents for batch 'a' of node 'invents' is not a valid Words: "
+        "url is 3 (number), expected a valid string; "
+        'words is "x" (text), expected a valid integer, unable to parse string as an integer'
     )
 
 
@@ -440,7 +470,9 @@ async def test_inline_input_of_a_class_source_is_validated() -> None:
             yield Page(url=f"{given.words}")
 
     error = await failed(Source(), nodes=[node("source", "source", inline={"words": "x"})])
-    assert error.startswith("bad_input: io.input_inline of node 'source' is no valid Total: words is \"x\"")
+    assert error.startswith(
+        "bad_input: io.input_inline of node 'source' is not a valid Total: words is \"x\""
+    )
     assert (await finished([Source()], node("source", "source", inline={"words": 3}))).status == "finished"
 
 
@@ -593,7 +625,7 @@ async def test_a_method_process_of_a_class_without_types_is_a_helper() -> None:
         def process(self, first: int, second: int) -> int:
             return first + second
 
-    assert Helper.types is None
+    assert Helper().input_type is None
     assert (await finished([Helper()], node("helper", "helper"))).nodes["helper"].batches == [{"n": 3}]
 
 
@@ -679,7 +711,7 @@ async def test_try_on_raises_what_would_fail_the_batch() -> None:
         with pytest.raises(BatchFailure) as failure:
             await fails.try_on(Page(url="a", text=text))
         assert failure.value.reason_code == code
-    with pytest.raises(BatchFailure, match="the item is no valid Page: url is 3"):
+    with pytest.raises(BatchFailure, match="the item is not a valid Page: url is 3"):
         await fails.try_on(Page.model_construct(url=3, text=""))
     with pytest.raises(ConfigError, match="Old names no types"):
         await type("Old", (RoleHandler,), {})().try_on(3)
@@ -699,6 +731,31 @@ async def test_try_produce_returns_the_items_of_a_source() -> None:
     with pytest.raises(BatchFailure, match="yields two items with the same key url"):
         await twice.try_produce({"url": "a"})
     with pytest.raises(ConfigError, match="crawl is a source, which receives no item: use try_produce"):
-        await RoleHandler.try_on(crawl, 3)
+        source: Any = crawl
+        await source.try_on(3)
     with pytest.raises(ConfigError, match="Count is not a source: use try_on"):
         await Count().try_produce()
+
+
+async def test_members_of_a_class_without_types_may_have_the_names_of_those_of_typed_ones() -> None:
+    class Old(RoleHandler):
+        role = "old"
+        types = _types = ("a", "b")
+        is_source = input_type = output_type = True
+
+        async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+            for number in range(2):
+                yield Batch(batch_uid=self.key, payload={"number": number})
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            return BatchResult(success=True, metrics={"types": len(self.types)})
+
+        @property
+        def key(self) -> str:
+            return "same"
+
+    run = await run_graph({"nodes": [node("old", "old")]}, Old())
+    assert run.nodes["old"].batches == [{"types": 2}]
+    assert (await error_of(run)).startswith(
+        "duplicate_uid: Old.iter_batches yields two batches with the uid 'same'"
+    )

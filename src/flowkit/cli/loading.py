@@ -14,7 +14,14 @@ from flowkit import limits
 from flowkit.activities.handlers import RoleHandler, misspelled_hook, types_problem, unfit_hook
 from flowkit.cli.errors import add_remedy
 from flowkit.config import CoordinatorConfig, WorkerConfig
-from flowkit.core.user_code import contained, error_text, is_missing_variable, original, place_of
+from flowkit.core.user_code import (
+    contained,
+    error_text,
+    is_missing_variable,
+    original,
+    place_of,
+    shorten_path,
+)
 from flowkit.errors import ConfigError
 from flowkit.flow import Flow
 from flowkit.text import did_you_mean, one_line, truncate
@@ -25,6 +32,11 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 C = TypeVar("C")
+
+_HANDLER_REMEDY = (
+    "name a subclass of flowkit.worker.RoleHandler, an instance of one, or a function decorated with "
+    "@flowkit.worker.role"
+)
 
 
 def load_config(path: str | None, overrides: dict[str, Any]) -> CoordinatorConfig:
@@ -197,7 +209,7 @@ def _check_handler(name: str, found: Any) -> RoleHandler:
     handler = _make_instance(name, found) if isinstance(found, type) else found
     if not isinstance(handler, RoleHandler):
         problem = ConfigError(f"{name} is {_describe_kind(handler)}, not a handler")
-        raise add_remedy(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
+        raise add_remedy(problem, _HANDLER_REMEDY)
     if not handler.role:
         raise add_remedy(ConfigError(f"{name} has no role"), 'set the class attribute role = "..."')
     if not isinstance(handler.role, str) or not limits.ROLE.fullmatch(handler.role):
@@ -211,7 +223,7 @@ def _make_instance(name: str, kind: type[Any]) -> Any:
     """Instantiate a handler class. Any other class is refused, because its constructor may have side effects."""
     if not issubclass(kind, RoleHandler):
         problem = ConfigError(f"{name} is a class, not a handler's")
-        raise add_remedy(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
+        raise add_remedy(problem, _HANDLER_REMEDY)
     try:
         with contained:
             return kind()
@@ -265,12 +277,6 @@ def _suggest_correction(error: BaseException) -> str:
     if is_missing_variable(error):
         return "set this environment variable"
     return "correct the module; --verbose shows the traceback"
-
-
-def shorten_path(path: str) -> str:
-    """Return a path relative to the current folder, if it is in it."""
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
 
 
 def _explain_missing(name: str, error: ModuleNotFoundError) -> ConfigError:

@@ -362,6 +362,12 @@ def _place_in(frames: list[tuple[FrameType, int]]) -> str:
     return truncate_start(text, _PLACE_CHARS)
 
 
+def shorten_path(path: str) -> str:
+    """Return a path relative to the current folder, if it is in it."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path
+
+
 def is_missing_variable(error: BaseException) -> bool:
     """Return whether `error` is the KeyError of `os.environ[name]`."""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]

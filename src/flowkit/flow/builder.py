@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from graphlib import TopologicalSorter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Protocol, cast, overload
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 from typing_extensions import TypeVar
 
 from flowkit.errors import GraphError
@@ -15,9 +17,10 @@ from flowkit.flow.checks import HERE, check_graph, find_secret, params_problem
 from flowkit.flow.handlers import Handlers
 from flowkit.flow.nodes import FlowNode, make_error
 from flowkit.flow.places import calling_line
-from flowkit.flow.reading import SETTINGS, read_extra, read_settings, read_specs
+from flowkit.flow.reading import KNOWN_KEYS, SETTINGS, read_extra, read_settings, read_specs
 from flowkit.flow.specs import NodeSpec, write_edges
 from flowkit.flow.values import present, to_json, to_seconds
+from flowkit.graph.field_checks import wrong_graph
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.routes import find_routers
 from flowkit.graph.submission import validate_input
@@ -25,7 +28,7 @@ from flowkit.models import APPROVAL, COORDINATOR_FN, DELAY, ENGINE_TYPES
 from flowkit.text import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine
     from datetime import datetime
 
     from flowkit.activities.handlers import RoleHandler
@@ -81,6 +84,8 @@ class Flow(Generic[P]):
         self._handlers = Handlers()
         self._functions: dict[str, Callable[..., Any]] = {}
         self._extra: dict[str, Any] = to_json(dict(extra or {}), "extra")
+        if known := KNOWN_KEYS & self._extra.keys():
+            raise make_error(self._place, f"extra has {min(known)!r}, which is no key of your own; remove it")
         self._settings = present(
             params_schema=None if params_schema is None else to_json(dict(params_schema), PARAMS_SCHEMA),
             on_node_failure=on_node_failure,
@@ -97,8 +102,12 @@ class Flow(Generic[P]):
             raise make_error(
                 self._place, "params and params_schema exclude each other; leave one of them out"
             )
-        self._adapter = TypeAdapter(params)
-        schema = self._adapter.json_schema()
+        try:
+            self._adapter = TypeAdapter(params)
+            schema = self._adapter.json_schema()
+        except PydanticUserError as error:
+            problem = f"params is {params!r}, which pydantic cannot use: {error.message}"
+            raise make_error(self._place, problem) from None
         if schema.get("type", "object") != "object":
             problem = f"params is {params!r}, whose JSON is of type {schema['type']!r}; use a model"
             raise make_error(self._place, problem)
@@ -114,12 +123,13 @@ class Flow(Generic[P]):
         Its roles are run by other processes, or by the handlers that `test` gets. `to_dict` of the flow gives the
         normal form of the graph.
         """
+        if not isinstance(graph, Mapping):
+            raise GraphError([wrong_graph(graph)])
         given = to_json(dict(graph), "graph")
         validate_input(HERE, {"params": {}, "graph": given})
         name = given.get("name")
-        flow = cast("type[Flow[dict[str, Any]]]", cls)(
-            name if isinstance(name, str) else "", extra=read_extra(given)
-        )
+        flow = cast("type[Flow[dict[str, Any]]]", cls)(name if isinstance(name, str) else "")
+        flow._extra = read_extra(given)
         flow._settings = read_settings(given)
         specs = {spec.node_id: spec for spec in read_specs(given)}
         routers = find_routers(given)
@@ -210,7 +220,7 @@ class Flow(Generic[P]):
             raise node._error(
                 f"the function is {kind_of(function)} without a name; pass a function that `def` defines, or its name"
             )
-        if self._functions.setdefault(name, function) is not function:
+        if self._functions.setdefault(name, function) != function:
             raise node._error(f"another function of the flow has the name {name!r}; rename one of them")
         return name
 
@@ -274,12 +284,24 @@ class Flow(Generic[P]):
         given: dict[str, Any] = {} if params is None else cast("dict[str, Any]", params)
         if self._adapter is None:
             return cast("dict[str, Any]", to_json(dict(given), "params"))
+        dumped = self._adapter.dump_python(
+            self._validate(given, ""), mode="json", by_alias=True, round_trip=True
+        )
+        self._validate(dumped, "their JSON cannot be read back; use 'alias' for other names: ")
+        names = {*dumped, *getattr(self.params, "model_fields", ())}
+        kept = (
+            {key: value for key, value in given.items() if key not in names}
+            if isinstance(given, dict)
+            else {}
+        )
+        return {**to_json(kept, "params"), **dumped}
+
+    def _validate(self, given: Any, context: str) -> Any:
+        assert self._adapter is not None
         try:
-            checked = self._adapter.validate_python(given)
+            return self._adapter.validate_python(given)
         except ValidationError as error:
-            raise GraphError([params_problem(each) for each in error.errors()]) from None
-        kept = to_json(dict(given), "params") if isinstance(given, dict) else {}
-        return {**kept, **self._adapter.dump_python(checked, mode="json", by_alias=True)}
+            raise GraphError([context + params_problem(each) for each in error.errors()]) from None
 
     # --- tasks ---------------------------------------------------------------------------------------------------
 
@@ -328,11 +350,4 @@ class Flow(Generic[P]):
         """
         from flowkit.testing import run_graph
 
-        handlers = {**self.handlers, **{stub.role: stub for stub in stubs}}
-        return await run_graph(
-            self.to_dict(),
-            *handlers.values(),
-            params=self.dump_params(params),
-            functions={**self.functions, **(functions or {})},
-            db=db,
-        )
+        return await run_graph(self, *stubs, params=params, functions=functions, db=db)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import TypeAdapter
 
@@ -18,6 +18,7 @@ from flowkit.errors import BadCondition, GraphError
 from flowkit.flow.specs import walk_places
 from flowkit.flow.types import differing_items
 from flowkit.graph import cel
+from flowkit.graph.contracts import CONVERTS
 from flowkit.graph.expressions import MAP_OVER, find_expressions
 from flowkit.graph.submission import validate_input
 from flowkit.models.graphs import FAILED_NODES_KEY
@@ -44,7 +45,7 @@ _ENOUGH = 11
 _PROBLEM_CHARS = 300
 
 _ID = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-_NODE_PROBLEM = re.compile(rf"node {_ID}: ([a-z_]+[a-z_.]*)?")
+_NODE_PROBLEM = re.compile(rf"node {_ID}(?:: ([a-z_]+[a-z_.]*)?| (pulls) from )")
 _EDGE_PROBLEM = re.compile(rf"graph\.edges_ex {_ID} -> {_ID}: ")
 
 
@@ -65,10 +66,22 @@ def check_graph(
         parsed = validate_input(HERE, {"params": {}, "graph": graph})
     except GraphError as error:
         raise type(error)([_locate(problem, by_id, place) for problem in error.problems]) from None
+    if unfit := _check_edges(parsed, handlers):
+        raise GraphError([_locate(problem, by_id, place) for problem in unfit])
     schemas = {root: TypeAdapter(kind).json_schema() for root, kind in _known_roots(params, variables)}
     found = [*islice(_find_problems(parsed, by_id, handlers, schemas, params), _ENOUGH)]
     if found:
         raise GraphError([_name_line(by_id[node_id], path, text, place) for node_id, path, text in found])
+
+
+def _check_edges(parsed: Graph, handlers: Mapping[str, RoleHandler[Any, Any]]) -> list[str]:
+    """Return the problems of edges over which results flow that their reader would refuse, by the types of both."""
+    typed = {role: each for role, each in handlers.items() if each.input_type is not None}
+    if not any(node.type in typed and node.pulls for node in parsed.nodes):
+        return []
+    from flowkit.activities.contracts import check_contracts  # loads the database driver
+
+    return check_contracts(parsed, handlers)
 
 
 def _known_roots(params: Any, variables: Any) -> Iterator[tuple[str, Any]]:
@@ -94,10 +107,20 @@ def _find_problems(
             yield from (
                 (node.node_id, path, f"{where}: {problem}") for problem in _access_problems(text, schemas)
             )
-        if node.map is not None and (problem := differing_items(params, node.map.over, given.mapped_type)):
-            yield node.node_id, MAP_OVER, problem
+        if node.map is not None:
+            items = given.mapped_type or _find_item_type(node, handlers.get(node.type))
+            if problem := differing_items(params, node.map.over, items):
+                yield node.node_id, MAP_OVER, problem
         if given.handler is not None:
             yield from _input_problems(node, handlers[node.type])
+
+
+def _find_item_type(node: Node, handler: RoleHandler[Any, Any] | None) -> Any:
+    """Return the type of the items that a handler reads, one by one or in lists; None if it is not known."""
+    kind = None if handler is None else handler.input_type
+    if node.map is None or node.map.batch_size == 1:
+        return kind
+    return next(iter(get_args(kind)), None)
 
 
 def _name_line(node: FlowNode[Any, Any], path: str, problem: str, flow: Place) -> str:
@@ -112,7 +135,8 @@ def _locate(problem: str, nodes: Mapping[str, FlowNode[Any, Any]], flow: Place) 
         parent, child = map(ast.literal_eval, edge.groups())
         node, path = nodes.get(child), f"edges_ex.{parent}"
     elif match := _NODE_PROBLEM.match(problem):
-        node, path = nodes.get(ast.literal_eval(match[1])), (match[2] or "").rstrip(".")
+        path = "input_args" if match[3] else (match[2] or "").rstrip(".")
+        node = nodes.get(ast.literal_eval(match[1]))
     place = flow if node is None else next(walk_places(node.spec, path), flow)
     return f"{place}: {problem}"
 
@@ -227,10 +251,17 @@ def _list_input_schemas(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[
 
 
 def _value_problems(name: str, value: Any, schema: Schema, root: Schema) -> Iterator[str]:
-    """Yield why a value does not fit its schema. What contains an expression is known only when the task runs."""
+    """Yield why a value does not fit its schema.
+
+    What contains an expression is known only when the task runs, and code of the user may convert any value.
+    """
     from jsonschema import Draft202012Validator
 
-    if find_expressions({"input_inline": {"value": value}}):
+    if (
+        find_expressions({"input_inline": {"value": value}})
+        or _converts(schema)
+        or _converts(root.get("$defs"))
+    ):
         return
     checked = Draft202012Validator({**schema, "$defs": root.get("$defs", {})})
     for error in islice(checked.iter_errors(value), 1):
@@ -238,14 +269,24 @@ def _value_problems(name: str, value: Any, schema: Schema, root: Schema) -> Iter
         yield f"input {name!r} is {printed(value)}: {shown}"
 
 
-def find_secret(schema: Any) -> str | None:
+def _converts(schema: Any) -> bool:
+    """Return whether a part of a schema allows values of another form, which code of the user converts."""
+    if isinstance(schema, list):
+        return any(map(_converts, schema))
+    return isinstance(schema, dict) and (bool(schema.get(CONVERTS)) or any(map(_converts, schema.values())))
+
+
+def find_secret(schema: Any, name: str = "params") -> str | None:
     """Return the name of a field in the JSON Schema of a type whose JSON hides the value, such as a SecretStr."""
-    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    if isinstance(schema, dict):
-        for name, field in (schema.get("properties") or {}).items():
-            if isinstance(field, dict) and field.get("writeOnly"):
-                return str(name)
-    return next((found for each in parts if (found := find_secret(each)) is not None), None)
+    if isinstance(schema, list):
+        return next((found for each in schema if (found := find_secret(each, name)) is not None), None)
+    if not isinstance(schema, dict):
+        return None
+    if schema.get("writeOnly") is True:
+        return name
+    parts = [(name, each) for key, each in schema.items() if key != "properties"]
+    parts += (schema.get("properties") or {}).items()
+    return next((found for key, each in parts if (found := find_secret(each, key)) is not None), None)
 
 
 def params_problem(error: Mapping[str, Any]) -> str:

@@ -31,7 +31,7 @@ def differing_items(params: Any, over: str, items: Any) -> str | None:
         return f"map.over {over!r} is {_name(kind)}, not a list"
     if found is _UNKNOWN or _fits(_strip(found), items):
         return None
-    return f"map.over {over!r} has items of the type {_name(found)}, but maps names {_name(items)}"
+    return f"map.over {over!r} has items of the type {_name(found)}, but the node reads {_name(items)}"
 
 
 def _find_type(kind: Any, path: list[str]) -> Any:

@@ -63,7 +63,7 @@ async def try_source(handler: RoleHandler[Any, Any], given: Any, **context: Any)
 
 
 def _types_of(handler: RoleHandler[Any, Any]) -> TypedHandler:
-    types = handler.types
+    types = handler._flowkit_types
     if types is None:
         kind = type(handler).__name__
         raise ConfigError(

@@ -16,6 +16,7 @@ from temporalio import worker as temporal
 from flowkit.activities.batches.inputs import InputSettings
 from flowkit.activities.batches.puller import ByteBudget
 from flowkit.activities.calls import Threads
+from flowkit.activities.contracts import announce
 from flowkit.activities.handlers import (
     EchoHandler,
     RoleHandler,
@@ -135,7 +136,7 @@ class Worker:
                 version_problem(handler),
             )
             if self.cfg.executor == "process" and needs_loop(handler):
-                hook = "process_batch" if handler.types is None else "process"
+                hook = "process_batch" if handler._flowkit_types is None else "process"
                 raise ConfigError(
                     f"executor='process' needs a plain `def {hook}`; that of role {role!r} is async"
                 )
@@ -168,9 +169,10 @@ class Worker:
         if namespace is not None:
             await self._take_leases(namespace)
         await self._artifacts.prepare()
+        contracts = announce({role: self.handlers[role] for role in sorted(self.versions)})
         registration = self._new_registration(
             [
-                HostedHandler(role=role, version=version, engine=in_engine)
+                HostedHandler(role=role, version=version, engine=in_engine, contract=contracts.get(role))
                 for role, version in sorted(self.versions.items())
             ]
         )
@@ -319,7 +321,9 @@ class Worker:
 
 def needs_loop(handler: RoleHandler) -> bool:
     """Return whether the batches of a handler cannot be processed in a process. Those of a typed source need none."""
-    return inspect.iscoroutinefunction(handler.process_batch) and not handler.is_source
+    types = handler._flowkit_types
+    is_source = types is not None and types.is_source
+    return inspect.iscoroutinefunction(handler.process_batch) and not is_source
 
 
 def inline_roles(handlers: Mapping[str, RoleHandler]) -> tuple[str, ...]:

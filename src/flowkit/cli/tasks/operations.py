@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.service import RPCError
 
+from flowkit.adapters.role_contracts import RoleContracts
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.pollers import never_polled_roles
 from flowkit.cli import output
@@ -22,6 +23,7 @@ from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
 from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen, UnknownTask, cancel_reason
 from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
+from flowkit.graph.contracts import data_edges
 from flowkit.models import APPROVAL, NodeStatus, TaskStatus
 from flowkit.reading.results import debug_node_command
 from flowkit.reading.state import (
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from flowkit.cli.options import Where
     from flowkit.cli.screen import Screen
     from flowkit.client import TaskSummary
+    from flowkit.models import Graph
     from flowkit.products import PendingTask
     from flowkit.reading.state import NodeRow, Servers, TaskView
 
@@ -89,8 +92,8 @@ async def start(
         return await watch(both, started, how)
 
 
-async def find_unknown_roles(graph: Mapping[str, Any], where: Where) -> list[str]:
-    """Return hints at roles of a graph that no worker has ever polled.
+async def find_hints(graph: Mapping[str, Any], checked: Graph, where: Where) -> list[str]:
+    """Return hints at roles of a graph that no worker has ever polled, or whose announced types do not fit.
 
     Return `[]` if the servers do not respond at once.
     """
@@ -102,7 +105,8 @@ async def find_unknown_roles(graph: Mapping[str, Any], where: Where) -> list[str
                 found = await never_polled_roles(
                     both.temporal, both.db, where.engine_queue, list_roles(graph)
                 )
-                return describe_unknown_roles(found, queue_option(where.engine_queue))
+                unfit = await RoleContracts(both.db, where.engine_queue).warnings(data_edges(checked))
+                return [*describe_unknown_roles(found, queue_option(where.engine_queue)), *unfit]
     return []
 
 

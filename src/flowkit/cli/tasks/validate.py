@@ -17,6 +17,7 @@ from flowkit.cli.options import (
 from flowkit.cli.tasks.picture import print_picture
 from flowkit.errors import ConfigError, GraphError
 from flowkit.graph.description import describe, describe_graph
+from flowkit.graph.validation import raise_if
 from flowkit.models import Graph
 from flowkit.pictures.model import make_picture
 from flowkit.reading.graphs import view_nodes
@@ -39,6 +40,15 @@ def validate(
     picture: Annotated[
         bool, typer.Option("--picture", help="Draw a valid graph, instead of listing its nodes.")
     ] = False,
+    handlers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--handler",
+            "--handlers",
+            help="Handler of a role, as module:CLASS or module:object, whose types must fit those of the handlers "
+            "from which it pulls. Can be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     *,
     where: Where,
@@ -46,7 +56,8 @@ def validate(
 ) -> None:
     """Check a graph, with the same rules and messages as `run`. Needs no servers.
 
-    If they run, it also names the roles that no worker has ever polled.
+    With --handler, also check that the output of each handler fits the input of those that pull it. If the servers
+    run, it also names the roles that no worker has ever polled, and roles of running workers that do not fit.
     """
     if picture and as_json:
         raise add_remedy(ConfigError("--picture and --json exclude each other"), "leave one of them out")
@@ -56,7 +67,8 @@ def validate(
     try:
         task = read_task(graph)
         checked = task.checked(params_given=bool(task.params))
-        hints = _find_unknown_roles(task.graph, where)
+        raise_if(task.locate(_check_contracts(checked, handlers or [])))
+        hints = task.locate(_find_hints(task.graph, checked, where))
     except GraphError as error:
         problems = shown_problems(error)
     warnings = list(checked.warnings) if checked else []
@@ -83,10 +95,19 @@ def validate(
     raise typer.Exit(Exit.OK if valid else Exit.USAGE)
 
 
-def _find_unknown_roles(graph: dict[str, Any], where: Where) -> list[str]:
-    from flowkit.cli.tasks.operations import find_unknown_roles
+def _check_contracts(graph: Graph, names: list[str]) -> list[str]:
+    if not names:
+        return []
+    from flowkit.activities.contracts import check_contracts
+    from flowkit.cli.loading import load_handlers
 
-    return asyncio.run(find_unknown_roles(graph, where))
+    return check_contracts(graph, load_handlers(names))
+
+
+def _find_hints(graph: dict[str, Any], checked: Graph, where: Where) -> list[str]:
+    from flowkit.cli.tasks.operations import find_hints
+
+    return asyncio.run(find_hints(graph, checked, where))
 
 
 def _describe_as_json(graph: Graph | None) -> dict[str, Any]:

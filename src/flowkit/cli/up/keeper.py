@@ -11,8 +11,8 @@ from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flowkit.cli.loading import shorten_path
 from flowkit.cli.up.processes import write_config
+from flowkit.core.user_code import shorten_path
 from flowkit.errors import ConfigError
 from flowkit.local.errors import DevServerError
 from flowkit.local.process import start_all, stop_all

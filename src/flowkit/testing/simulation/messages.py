@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +26,15 @@ if TYPE_CHECKING:
 NAMESPACE = "default"
 TASK_TIMEOUT = timedelta(seconds=10)
 
-_EXTERN_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "__temporal_get_metric_meter": lambda: MetricMeter.noop,
-    "__temporal_assert_local_activity_valid": lambda name: None,
-}
-"""What the SDK's worker provides to workflows."""
+
+class _Provided(dict[str, "Callable[..., Any]"]):
+    """What the SDK's worker provides to workflows. What no workflow here uses does nothing."""
+
+    def __missing__(self, name: str) -> Callable[..., Any]:
+        return lambda *given: None
+
+
+_PROVIDED = _Provided(__temporal_get_metric_meter=lambda: MetricMeter.noop)
 
 _payloads, _failures = SharedPayloadConverter(), DefaultFailureConverter()
 
@@ -62,17 +67,32 @@ def input_of(function: Callable[..., Any], arguments: Iterable[Any]) -> list[Any
     return [from_payload(each, hint) for each, hint in zip(arguments, hints, strict=False)]
 
 
+def fill(kind: Any, **known: Any) -> Any:
+    """Return a dataclass of the SDK with what is known of its fields.
+
+    Releases of the SDK add fields and remove others: a new one without a default is None.
+    """
+    given: dict[str, Any] = {}
+    for each in fields(kind):
+        if each.name in known:
+            given[each.name] = known[each.name]
+        elif each.default is MISSING and each.default_factory is MISSING:
+            given[each.name] = None
+    return kind(**given)
+
+
 def new_instance(task_id: str, run_id: str, queue: str, now: datetime, continued: str) -> WorkflowInstance:
     """Return a run of the Task workflow. `continued` is the id of the run before, or empty."""
     return UnsandboxedWorkflowRunner().create_instance(
-        WorkflowInstanceDetails(
+        fill(
+            WorkflowInstanceDetails,
             payload_converter_factory=SharedPayloadConverter,
             failure_converter_class=DefaultFailureConverter,
             interceptor_classes=[],
             defn=workflow._Definition.must_from_class(Task),
             info=_info(task_id, run_id, queue, now, continued),
             randomness_seed=0,
-            extern_functions=_EXTERN_FUNCTIONS,
+            extern_functions=_PROVIDED,
             disable_eager_activity_execution=True,
             worker_level_failure_exception_types=[],
             patch_activation_callback=None,
@@ -82,8 +102,9 @@ def new_instance(task_id: str, run_id: str, queue: str, now: datetime, continued
     )
 
 
-def _info(task_id: str, run_id: str, queue: str, now: datetime, continued: str) -> workflow.Info:
-    return workflow.Info(
+def _info(task_id: str, run_id: str, queue: str, now: datetime, continued: str) -> Any:
+    return fill(
+        workflow.Info,
         attempt=1,
         continued_run_id=continued or None,
         cron_schedule=None,
@@ -147,7 +168,15 @@ def signal(name: str, value: object) -> Any:
     job = WorkflowActivationJob()
     job.signal_workflow.signal_name = name
     job.signal_workflow.input.append(to_payload(value))
+    if (
+        _EVENT_ID in job.signal_workflow.DESCRIPTOR.fields_by_name
+    ):  # the SDK warns of a signal without an event
+        setattr(job.signal_workflow, _EVENT_ID, 1)
     return job
+
+
+_EVENT_ID = "originating_event_id"
+"""A field that only newer releases of the SDK have."""
 
 
 def update(number: int, name: str, given: object) -> Any:

@@ -1,0 +1,70 @@
+"""The JSON Schemas of the types of users. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic.json_schema import GenerateJsonSchema
+
+from flowkit.graph.contracts import CONVERTS
+
+if TYPE_CHECKING:
+    from pydantic.json_schema import JsonSchemaValue, JsonSchemaWarningKind
+    from pydantic_core import core_schema
+
+
+class ContractSchema(GenerateJsonSchema):
+    """Generates the JSON Schema of a type as pydantic does, and says where values may have another form.
+
+    Otherwise a schema would require what the type does not: a validator that runs first may convert any value, a field
+    with an alias may be given by its name, and decimal numbers look like any text.
+    """
+
+    def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
+        """Do nothing: a default that JSON cannot hold is no problem here."""
+
+    def field_is_required(
+        self,
+        field: core_schema.ModelField | core_schema.DataclassField | core_schema.TypedDictField,
+        total: bool,
+    ) -> bool:
+        """Return whether a field is required by the name that the schema has for it."""
+        alias = field.get("validation_alias")
+        config = self._config.config_dict
+        by_name = config.get("populate_by_name") or config.get("validate_by_name")
+        if self.mode == "validation" and alias is not None and (by_name or not isinstance(alias, str)):
+            return False
+        return super().field_is_required(field, total)
+
+    def decimal_schema(self, schema: core_schema.DecimalSchema) -> JsonSchemaValue:
+        """Return the schema of a decimal number, with the format of its text."""
+        found = super().decimal_schema(schema)
+        return {**found, "format": "decimal"} if found.get("type") == "string" else found
+
+    def str_schema(self, schema: core_schema.StringSchema) -> JsonSchemaValue:
+        """Return the schema of a text. Its model may allow numbers."""
+        found = super().str_schema(schema)
+        allows = schema.get("coerce_numbers_to_str") or self._config.config_dict.get("coerce_numbers_to_str")
+        return self._converted(found) if allows else found
+
+    def ser_schema(
+        self, schema: core_schema.SerSchema | core_schema.IncExSeqSerSchema | core_schema.IncExDictSerSchema
+    ) -> JsonSchemaValue | None:
+        """Return the schema of what a serializer returns; any value if its function does not say."""
+        if schema["type"] in ("function-plain", "function-wrap") and not schema.get("return_schema"):
+            return {}
+        found = super().ser_schema(schema)
+        return found and ({**found, CONVERTS: True} if schema["type"] in ("format", "to-string") else found)
+
+    def function_before_schema(self, schema: core_schema.BeforeValidatorFunctionSchema) -> JsonSchemaValue:
+        """Return the schema after a validator that converts first, marked unless it declares its input."""
+        found = super().function_before_schema(schema)
+        return found if schema.get("json_schema_input_schema") else self._converted(found)
+
+    def function_wrap_schema(self, schema: core_schema.WrapValidatorFunctionSchema) -> JsonSchemaValue:
+        """Return the schema around which a validator runs, marked unless it declares its input."""
+        found = super().function_wrap_schema(schema)
+        return found if schema.get("json_schema_input_schema") else self._converted(found)
+
+    def _converted(self, found: JsonSchemaValue) -> JsonSchemaValue:
+        return {**found, CONVERTS: True} if self.mode == "validation" else found
