@@ -45,6 +45,14 @@ class FileFacts:
     """Number of functions by length in lines. The lengths are strings, because keys in MongoDB are strings."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """The facts of the files of a batch."""
+
+    facts: list[FileFacts]
+    file_count: int
+
+
 def facts_of(root: str, path: str) -> FileFacts:
     """Return the facts of the file `path` below the folder `root`; an error becomes its `problem`."""
     try:

@@ -6,6 +6,9 @@ from enum import StrEnum
 
 REASON_CODE = "flaky_disk"
 
+KILL_TIMEOUT_SEC = 15.0
+"""How long an attempt waits for its kill before it continues."""
+
 
 class Fault(StrEnum):
     """The kinds of faults; the graph names one of them."""

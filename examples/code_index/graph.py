@@ -1,13 +1,11 @@
 """The graph of the task: a chain of four nodes, each with its own role."""
 
-from __future__ import annotations
+from pathlib import Path
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
-
+from code_index import handlers
 from code_index.faults import Fault
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from flowkit import Flow
 
 INDEX, ENRICH, GROUP, ANALYZE = "index", "enrich", "group", "analyze"
 
@@ -17,33 +15,16 @@ BATCH_SIZE = 40
 MAX_SHARDS = 16
 """Shards of `enrich`, at most: more than the workers have slots, so that a worker that starts later takes part."""
 
-_RETRY = {"max": 5, "backoff_sec": 1.0}
-
 
 def index_graph(
     source: Path, batch_size: int = BATCH_SIZE, fault: Fault = Fault.FLAKY_DISK
 ) -> dict[str, Any]:
     """Return the graph: index `source`, enrich the files, group them by package, analyze the packages."""
-    inline = {"source": str(source), "batch_size": batch_size, "fault": fault.value}
-    return {
-        "schema_version": "1.0",
-        "name": "code_index",
-        "nodes": [
-            {"node_id": INDEX, "type": "indexer", "io": {"input_inline": inline}, "retry_policy": _RETRY},
-            {**_pulling(ENRICH, "enricher", source=INDEX), "parallel": MAX_SHARDS},
-            _pulling(GROUP, "grouper", source=ENRICH),
-            _pulling(ANALYZE, "analyzer", source=GROUP),
-        ],
-    }
-
-
-def _pulling(node_id: str, role: str, *, source: str) -> dict[str, Any]:
-    """Return a node that starts after `source` and pulls its batches."""
-    pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": [source]}}
-    return {
-        "node_id": node_id,
-        "type": role,
-        "depends_on": [source],
-        "io": {"input_inline": pull},
-        "retry_policy": _RETRY,
-    }
+    flow = Flow("code_index")
+    index = flow.node(INDEX, handlers.index).input(source=str(source), batch_size=batch_size, fault=fault)
+    enrich = flow.node(ENRICH, handlers.enrich).pulls(index).parallel(MAX_SHARDS)
+    group = flow.node(GROUP, handlers.group).pulls(enrich)
+    flow.node(ANALYZE, handlers.analyze).pulls(group)
+    for node in flow.nodes.values():
+        node.retry(5, backoff_sec=1)
+    return flow.to_dict()

@@ -52,6 +52,23 @@ class Package:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sums:
+    """The partial sums of a batch, because the files of a package may be in several batches."""
+
+    packages: list[Package]
+    file_count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """The ranking and the totals."""
+
+    ranking: list[Package]
+    total: Package
+    packages: int
+
+
 def grouped(files: Iterable[FileFacts]) -> list[Package]:
     """Return the packages of these files."""
     return merged(_package_of_one(file) for file in files)

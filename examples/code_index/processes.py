@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from flowkit.local.process import ServerProcess
 
 DATABASE = "code_index"
-HANDLERS = [f"code_index.handlers:{name}" for name in ("Indexer", "Enricher", "Grouper", "Analyzer")]
+HANDLERS = [f"code_index.handlers:{name}" for name in ("index", "enrich", "group", "analyze")]
 
 
 class ProcessGroup:

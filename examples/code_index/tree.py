@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 SKIPPED = frozenset({"__pycache__", "dist-packages", "node_modules", "site-packages"})
@@ -10,6 +11,19 @@ SKIPPED = frozenset({"__pycache__", "dist-packages", "node_modules", "site-packa
 
 TOP = "(top level)"
 """The package of files at the root of the tree."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """A batch of files, with the total number of batches and files, so that progress is known from the start."""
+
+    source: str
+    fault: str
+    number: int
+    total_batches: int
+    total_files: int
+    files: list[str]
+    file_count: int
 
 
 def python_files(root: Path) -> list[str]:

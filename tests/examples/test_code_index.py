@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -13,13 +12,10 @@ from code_index import faults
 from code_index.facts import FileFacts, facts_of, facts_of_source
 from code_index.faults import Fault, batches_before_kill, should_wait_for_kill
 from code_index.graph import index_graph
-from code_index.handlers import Indexer
+from code_index.handlers import index
 from code_index.packages import Package, as_dicts, from_dicts, grouped, merged, ranked, total
 from code_index.tree import TOP, package_of, python_files
 from flowkit.graph.validation import parse_graph
-
-if TYPE_CHECKING:
-    from flowkit.worker.handlers.base import Batch
 
 SHAPES = b"""\
 import os, sys
@@ -164,19 +160,12 @@ def test_package_is_the_dotted_name_of_the_folder(path: str, package: str) -> No
     assert package_of(path) == package
 
 
-async def test_indexer_yields_the_same_batches_in_every_attempt(tree: Path) -> None:
-    async def batches() -> list[Batch]:
-        indexer = Indexer()
-        given = {"source": str(tree), "batch_size": 3, "fault": "flaky_disk"}
-        loaded = await indexer.load_input(None, given)
-        return [batch async for batch in indexer.iter_batches(loaded)]
-
-    first = await batches()
-    assert await batches() == first
-    assert [batch.batch_uid for batch in first] == ["files-0001", "files-0002", "files-0003"]
-    assert [batch.payload["files"] for batch in first] == [FILES[:3], FILES[3:6], FILES[6:]]
-    assert [batch.payload["file_count"] for batch in first] == [3, 3, 1]
-    assert {(batch.payload["total_batches"], batch.payload["total_files"]) for batch in first} == {(3, 7)}
+def test_index_yields_the_same_batches_in_every_attempt(tree: Path) -> None:
+    first = list(index(str(tree), 3, "flaky_disk"))
+    assert list(index(str(tree), 3, "flaky_disk")) == first
+    assert [batch.files for batch in first] == [FILES[:3], FILES[3:6], FILES[6:]]
+    assert [(batch.number, batch.file_count) for batch in first] == [(1, 3), (2, 3), (3, 1)]
+    assert {(batch.total_batches, batch.total_files) for batch in first} == {(3, 7)}
 
 
 # --- packages ---------------------------------------------------------------------------------------------------
