@@ -132,7 +132,7 @@ wheel: $(INSTALLED) ## Build the wheel, install it in a clean environment, impor
 	@$(BIN)/pip --python build/clean install --quiet --no-compile dist/*.whl
 	@cd build && clean/bin/python -c "import flowkit.workflows.task, flowkit.activities.role_attempt, flowkit.adapters.tasks.store, flowkit.bridge, flowkit; print('wheel', flowkit.__version__, 'imports from', flowkit.__path__[0].split('build/')[-1])"
 	@build/clean/bin/flowkit --version
-	@cd build && rm -rf new-project && clean/bin/flowkit init new-project >/dev/null && clean/bin/flowkit validate new-project/graph.json
+	@cd build && rm -rf new-project && clean/bin/flowkit init new-project >/dev/null && cd new-project && ../clean/bin/flowkit validate new_project.pipeline:flow
 
 clean: ## Remove everything that the targets created.
 	rm -rf build dist .flowkit .logs .mypy_cache .ruff_cache .pytest_cache .hypothesis $(VENV)

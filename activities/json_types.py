@@ -26,6 +26,8 @@ VALUE = "value"
 
 SHOWN_PROBLEMS = 3
 """How many problems an error lists."""
+_MOST_PROBLEMS = 10_000
+"""Beyond this number, an error only counts the problems: pydantic lists all of them or none, which takes memory."""
 _VALUE_CHARS = 80
 _HIDDEN = "(hidden)"
 _OBJECTS = frozenset({"object"})
@@ -169,6 +171,8 @@ class JsonType:
             text = str(error)
             is_plain = isinstance(error, EqualKeys) or text.startswith("Unable to serialize")
             return printable(text) if is_plain else "a field has a value of another type than it names"
+        if error.error_count() > _MOST_PROBLEMS:
+            return f"{error.error_count():,} values do not fit"
         found = error.errors(include_url=False, include_context=False)
         shown = [self._problem(each, hide) for each in found[:SHOWN_PROBLEMS]]
         if len(found) > len(shown):
@@ -182,7 +186,7 @@ class JsonType:
             case "missing" | "missing_argument":
                 return f"{place} is missing"
             case "extra_forbidden":
-                return f"{place} is no field of it"
+                return f"{place} is not a field of it"
         wanted = re.sub(r"^Input should be ", "expected ", str(found["msg"]))
         wanted = re.sub(r"^(Value error|Assertion failed), ", "", wanted)
         hidden = self._secrets is None or _is_secret(self._secrets, found["loc"], found["input"])

@@ -117,7 +117,7 @@ class TypedHandler:
             item = self.input.from_meta(value) if origin.unwraps else self.input.from_json(value)
         except ValueError as error:
             problems = self.input.problems(error, ctx.without_values)
-            text = f"{_describe(batch, ctx)}{origin.text} is no valid {self.input.name}: {problems}"
+            text = f"{_describe(batch, ctx)}{origin.text} is not a valid {self.input.name}: {problems}"
             raise _bad_input(text + self._hint(origin, value, ctx)) from None
         return item, self.arguments(ctx, takes_all=not origin.is_inline)
 
@@ -138,7 +138,7 @@ class TypedHandler:
 
     def _find_mapped(self, batch: Batch) -> tuple[Any, _Origin]:
         items = batch.payload["items"]
-        if isinstance(batch, ItemBatch) or (len(items) == 1 and not self.input.is_list):
+        if isinstance(batch, ItemBatch):
             return items[0], _Origin(f" (item {batch.payload['first']} of map.over)")
         return items, _Origin(f" (items from {batch.payload['first']} of map.over)", is_list="map.batch_size")
 
@@ -183,7 +183,7 @@ class TypedHandler:
         problems = self.output.problems(error, ctx.without_values)
         forgot = "; does the function return its result?" if given is None else ""
         return BatchFailure(
-            f"the result of {self.hook.owner} for {place} is no valid {self.output.name}: {problems}{forgot}",
+            f"the result of {self.hook.owner} for {place} is not a valid {self.output.name}: {problems}{forgot}",
             reason_code=reason_codes.SCHEMA_MISMATCH,
         )
 
@@ -194,7 +194,7 @@ class TypedHandler:
         except ValueError as error:
             problems = self.output.problems(error, ctx.without_values)
             stored = f"the stored result of batch {printed(partial.get('batch_uid'))} of node {ctx.node_id!r}"
-            text = f"{stored} is no valid {self.output.name}: {problems}"
+            text = f"{stored} is not a valid {self.output.name}: {problems}"
             raise BatchFailure(text, reason_code=reason_codes.SCHEMA_MISMATCH) from None
 
     def item_payload(self, item: Any) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class TypedHandler:
             return {"from_node": "test", "ref": {}, "meta": self.input.to_meta(item)}
         except ValueError as error:
             raise _bad_input(
-                f"the item is no valid {self.input.name}: {self.input.problems(error, str)}"
+                f"the item is not a valid {self.input.name}: {self.input.problems(error, str)}"
             ) from None
 
     # -- a source
@@ -236,7 +236,7 @@ class TypedHandler:
             problems = self.input.problems(error, ctx.without_values)
             what = "io.input_inline" if is_default else "what load_input has returned"
             raise _bad_input(
-                f"{what} of node {ctx.node_id!r} is no valid {self.input.name}: {problems}"
+                f"{what} of node {ctx.node_id!r} is not a valid {self.input.name}: {problems}"
             ) from None
         return [item], self.arguments(ctx, takes_all=False)
 
@@ -246,7 +246,7 @@ class TypedHandler:
             meta = self.output.to_meta(item)
         except ValueError as error:
             raise self._mismatch("an item", item, error, ctx) from None
-        return Batch(batch_uid=uids.uid_of(item), payload=meta)
+        return Batch(batch_uid=uids.uid_of(item, ctx.without_values), payload=meta)
 
     # -- parameters
 
@@ -315,12 +315,12 @@ _OWN = frozenset({"input_ref", "input_inline"})
 
 def read_params(kind: Any, ctx: HookContext) -> Any:
     """Return the params of the task as a type. Raise BatchFailure, which is permanent, if they do not validate."""
-    wanted = JsonType(kind, "ctx.params_as")
+    wanted = _json_type(kind, "ctx.params_as")
     try:
         return wanted.from_json(ctx.params)
     except ValueError as error:
         problems = wanted.problems(error, ctx.without_values)
-        raise _bad_input(f"the params of the task are no valid {wanted.name}: {problems}") from None
+        raise _bad_input(f"the params of the task are not valid {wanted.name}: {problems}") from None
 
 
 def final_metrics(given: Any) -> dict[str, Any] | None:
@@ -328,8 +328,13 @@ def final_metrics(given: Any) -> dict[str, Any] | None:
     is_record = isinstance(given, (BaseModel, Mapping)) or hasattr(type(given), "__dataclass_fields__")
     if not is_record:
         return None
-    kind = Any if isinstance(given, Mapping) else type(given)
-    return dict(given) if isinstance(given, Mapping) else JsonType(kind, "finalize").to_meta(given)
+    kind: Any = type(given)
+    return dict(given) if isinstance(given, Mapping) else _json_type(kind, "finalize").to_meta(given)
+
+
+@functools.lru_cache
+def _json_type(kind: Any, owner: str) -> JsonType:
+    return JsonType(kind, owner)
 
 
 def _bad_input(text: str) -> BatchFailure:

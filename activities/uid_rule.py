@@ -15,12 +15,13 @@ from pydantic import AnyUrl, BaseModel
 from pydantic_core import to_jsonable_python
 
 from flowkit import reason_codes
+from flowkit.activities.json_types import shown_value
 from flowkit.activities.results import BatchFailure
 from flowkit.errors import ConfigError
 from flowkit.text import printed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from flowkit.activities.json_types import JsonType
 
@@ -64,7 +65,7 @@ class UidRule:
             return
         if name not in fields:
             raise ConfigError(
-                f"{self._owner}: the key {name!r} is no field of {self._output.name}, which has "
+                f"{self._owner}: the key {name!r} is not a field of {self._output.name}, which has "
                 f"{', '.join(fields) or 'none'}"
             )
         if fields[name]:
@@ -73,24 +74,27 @@ class UidRule:
                 "give the same item another uid and store it again: use a field that comes from the data"
             )
 
-    def uid_of(self, item: Any) -> str:
-        """Return the uid of an item. Raise BatchFailure if its key has no text, or would differ in a later attempt."""
+    def uid_of(self, item: Any, hide: Callable[[str], str] = str) -> str:
+        """Return the uid of an item. Raise BatchFailure if its key has no text, or would differ in a later attempt.
+
+        `hide` removes what errors must not show from a text.
+        """
         uid = self._text_of(item)
-        again = self._text_of(self._read_again(item))
+        again = self._text_of(self._read_again(item, hide))
         if again != uid:
             raise self._failure(
-                f"the key {self.name} gives {printed(uid)} for an item, and {printed(again)} for the same item read "
-                "from its JSON, so a later attempt would store it again under another uid: compute the key only from "
-                "fields of the item that come from the data, not from the time, a random number or the identity "
-                "of an object"
+                f"the key {self.name} gives {shown_value(uid, hide)} for an item, and {shown_value(again, hide)} for "
+                "the same item read from its JSON, so a later attempt would store it again under another uid: compute "
+                "the key only from fields of the item that come from the data, not from the time, a random number or "
+                "the identity of an object"
             )
         return uid
 
-    def _read_again(self, item: Any) -> Any:
+    def _read_again(self, item: Any, hide: Callable[[str], str]) -> Any:
         try:
             return self._output.read_again(item)
         except ValueError as error:
-            problems = self._output.problems(error, lambda text: text)
+            problems = self._output.problems(error, hide)
             raise BatchFailure(
                 f"{self._owner} yields a {self._output.name} that cannot be read from its own JSON: {problems}",
                 reason_code=reason_codes.SCHEMA_MISMATCH,
@@ -114,8 +118,8 @@ class UidRule:
         text = _key_text(value)
         if text is None:
             raise self._failure(
-                f"the key {name} of an item is {printed(value)} ({type(value).__name__}): a key is a text, a whole "
-                "number, a date, a UUID or an enum"
+                f"the key {name} of an item is of type {type(value).__name__}: a key is a text, a whole number, a "
+                "date, a UUID or an enum"
             )
         if is_whole and not text:
             raise self._failure(f"the key {name} of an item is an empty text, which identifies nothing")

@@ -180,7 +180,8 @@ def test_handlers_must_fit_each_other(
     assert run(["validate", "graph.json", *crawl, *count, "--json"]) == 2
     found = json.loads(capsys.readouterr().out)
     text = (
-        "node 'count' pulls from 'crawl', but the output of role 'crawl', Page, does not fit the input of role "
+        "graph.json:1: node 'count' pulls from 'crawl', but the output of role 'crawl', Page, does not fit the "
+        "input of role "
         "'count', Words: 'url' is string, not integer; use one type for it in the output "
         "(fitting_shop.py:6) and the input (fitting_shop.py:11)"
     )

@@ -11,7 +11,7 @@ import second_hour
 from flowkit.cli.loading import load_handlers
 from flowkit.errors import GraphError
 from flowkit.models import ENGINE_TYPES
-from second_hour.flow import flow, measure
+from second_hour.pipeline import flow, measure
 
 if TYPE_CHECKING:
     from flowkit.testing import GraphRun
@@ -27,7 +27,7 @@ async def test_report_counts_pages_words_and_broken_links(tmp_path: Path) -> Non
     (tmp_path / "a.md").write_text("# One\n\nSee [two](b.md#two). [Gone](c.md).\n", encoding="utf-8")
     (tmp_path / "b.md").write_text("# Two\n\nBack to [one](a.md#won).\n", encoding="utf-8")
     run = await audit(tmp_path)
-    assert run.status == "finished", run.reason
+    run.assert_finished()
     assert run.vars == {"pages": {"found": 2}, "links": {"broken": 2}}
     assert (tmp_path / "out/broken-links.txt").read_text(encoding="utf-8") == "a.md: c.md\nb.md: a.md#won\n"
     report = (tmp_path / "out/report.html").read_text(encoding="utf-8")
@@ -40,9 +40,9 @@ async def test_report_runs_without_a_list_and_without_an_archive(tmp_path: Path)
     (tmp_path / "out").mkdir()
     (tmp_path / "out/pages.zip").mkdir()
     run = await audit(tmp_path)
-    assert run.status == "finished", run.reason
-    assert run.nodes["list"].skip_reason == "condition"
-    assert "IsADirectoryError" in (run.nodes["pack"].error or "")
+    run.assert_finished()
+    run.node("list").assert_skipped("condition")
+    run.node("pack").assert_failed(error="IsADirectoryError")
     assert "Archive: failed. List of broken links: skipped." in (tmp_path / "out/report.html").read_text(
         encoding="utf-8"
     )
@@ -61,7 +61,7 @@ async def test_params_must_match_their_schema(tmp_path: Path) -> None:
 
 def test_commands_of_the_readme_run_every_role() -> None:
     text = (Path(second_hour.__file__).parent / "README.md").read_text(encoding="utf-8")
-    named = ["second_hour.flow:flow", "second_hour.flow:measure"]
+    named = ["second_hour.pipeline:flow", "second_hour.pipeline:measure"]
     assert [name for name in named if name not in text] == []
     roles = {node["type"] for node in flow.to_dict()["nodes"]} - set(ENGINE_TYPES)
     assert load_handlers(named).keys() == roles

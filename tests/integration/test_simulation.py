@@ -14,13 +14,16 @@ from flowkit.testing.servers import LocalTemporal
 from flowkit.worker import BatchResult, RoleHandler
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
     from flowkit.local import Stack
     from flowkit.testing import GraphRun
     from flowkit.worker import Batch, RunContext
 
 pytestmark = pytest.mark.server
 
-SOME, MANY, SEED = 12, 200, 4
+SOME, MANY, SEED = 8, 200, 4
 NEVER_SEC, SHORT_SEC, SOON_SEC = 3_600.0, 1.0, 0.05
 """Times that are the same whether a machine is slow or not: never, later than the work of a node, and soon."""
 
@@ -77,10 +80,13 @@ def ends(run: GraphRun) -> dict[str, Any]:
 
 
 @pytest.fixture
-def env(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> FlowkitEnv:
-    """`flowkit_env` with the Temporal of the run."""
+def env(stack: Stack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FlowkitEnv]:
+    """`flowkit_env` with the Temporal of the run, and databases in memory."""
     monkeypatch.delenv("MONGO_URL", raising=False)
-    return FlowkitEnv(LocalTemporal(address=stack.temporal_address, ui_url="http://ui"))
+    monkeypatch.setenv("TEMPORAL_ADDRESS", stack.temporal_address)
+    monkeypatch.setenv("TEMPORAL_UI_URL", "http://ui")
+    with LocalTemporal.started(tmp_path) as server:
+        yield FlowkitEnv(server)
 
 
 @pytest.mark.parametrize("count", [SOME, pytest.param(MANY, marks=pytest.mark.nightly)])
@@ -109,3 +115,10 @@ async def test_a_test_acts_on_a_task_of_a_real_engine(env: FlowkitEnv) -> None:
         assert await engine.status(task_id) == "finished"
     assert run.results("a") == [{"n": 1}]
     run.assert_order("ok", "a")
+
+
+async def test_a_task_runs_to_its_end_on_a_real_engine(env: FlowkitEnv) -> None:
+    graph = {"nodes": [{"node_id": "a", "type": "a", "retry_policy": {"max": 0}}]}
+    run = await env.run(graph, stub("a", fails=ConnectionError("x")))
+    with pytest.raises(AssertionError, match=r"ConnectionError: x[^$]*Temporal's Web UI: http://ui/"):
+        run.assert_finished()

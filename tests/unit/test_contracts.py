@@ -229,6 +229,8 @@ def test_chunks_are_lists_of_the_items_of_each_batch(
         (Page | None, "Page | null"),
         (int, "integer"),
         (Any, "any value"),
+        (list[Page | int], "list[Page | integer]"),
+        (dict[str, int], "object"),
     ],
 )
 def test_type_has_a_short_name(kind: Any, name: str) -> None:
@@ -255,6 +257,10 @@ def test_deeply_nested_schema_ends() -> None:
     for _ in range(400):
         deep = {"type": "object", "properties": {"a": deep}, "required": ["a"]}
     assert mismatches(deep, deep) == []
+    lists: dict[str, Any] = {"type": "string"}
+    for _ in range(400):
+        lists = {"type": "array", "items": lists}
+    assert type_name(lists).startswith("list[list[")
 
 
 # --- no false alarms ----------------------------------------------------------------------------------------
@@ -298,10 +304,8 @@ def models(draw: st.DrawFn, inner: st.SearchStrategy[Typed]) -> Typed:
     definitions: dict[str, Any] = {}
     for name, (kind, _) in fields.items():
         how = draw(st.sampled_from(["plain", "plain", "default", "alias"]))
-        options: dict[str, Any] = (
-            {"alias": "b"} if how == "alias" and name != "b" and "b" not in fields else {}
-        )
-        definitions[name] = (kind, Field(None, **options) if how == "default" else Field(**options))
+        alias = "b" if how == "alias" and "b" not in fields and not definitions else None
+        definitions[name] = (kind, Field(None, alias=alias) if how == "default" else Field(alias=alias))
     config = ConfigDict(
         extra=draw(st.sampled_from(["ignore", "allow", "forbid"])), populate_by_name=draw(st.booleans())
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pytest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, computed_field
 
 from flowkit import Flow, cel
 from flowkit.errors import ConfigError, GraphError, TaskFailed
@@ -201,6 +201,14 @@ def test_params_get_their_default_values_and_keep_unknown_keys() -> None:
     given = {"cities": [{"name": "Rome"}], "priority": 3}
     assert flow.dump_params(given) == {**wanted, "priority": 3}
     assert Flow("free").dump_params({"day": "2026-01-31"}) == {"day": "2026-01-31"}
+
+
+async def test_a_test_of_a_flow_takes_a_value_of_its_params_and_adds_their_defaults() -> None:
+    flow = cities()
+    flow.nodes["ok"].when("true")
+    run = await run_graph(flow, params=Params(cities=[City(name="Rome")]))
+    run.assert_finished()
+    assert run.document["params"] == {"cities": [{"name": "Rome"}], "options": None, "limits": {}}
 
 
 def test_params_that_do_not_fit_name_the_place_and_the_value() -> None:
@@ -477,6 +485,9 @@ WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda flow, a: a.after(flow.node("b", Rank)), "after names 'b', which is created later"),
     (lambda flow, a: a.after(a), "after names 'a', which is created later"),
     (lambda flow, a: flow.node("b", Rank).routes(on_success=[a]), "'a', which is not created later"),
+    (lambda flow, a: flow.node("b", Rank).pulls([a]), "not a list; pass them one by one"),
+    (lambda flow, a: a.routes(on_failure=flow.node("b", Rank)), "takes a list of nodes, not a FlowNode"),
+    (lambda flow, a: a.extra({"x-own": 1}, at="edges"), "the part 'edges'; it must be one of node, io, map"),
     (lambda flow, a: flow.node("b", Rank).gate("most"), "gate is 'most'; it must be 'all', 'any'"),
     (lambda flow, a: flow.node("b", Rank).gate(True), "gate is True"),
     (lambda flow, a: flow.node("b", City), "the class City is no handler"),
@@ -489,6 +500,10 @@ WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda flow, a: flow.node("a", Untyped), "node id 'a' is already used, at"),
     (lambda flow, a: a.input(input_adapter="noop"), "input has 'input_adapter'; call pulls"),
     (lambda flow, a: a.input(given=object()), "input cannot be written as JSON"),
+    (
+        lambda flow, a: flow.node("b", Rank).after(a).extra({"mode": 1}, at=a),
+        "extra has 'mode', which is no key",
+    ),
     (lambda flow, a: a.extra({"own": 1}), "extra has the key 'own'; begin your own keys with 'x-'"),
     (lambda flow, a: flow.function("b", lambda task_id: None), "without a name"),
     (lambda flow, a: flow.node("b", Rank).pulls(a).rechunks(a, size=2), "pulls and rechunks exclude"),
@@ -529,8 +544,40 @@ def test_params_that_are_no_object_or_a_secret_are_refused() -> None:
     class Login(BaseModel):
         password: SecretStr
 
-    with pytest.raises(GraphError, match=r"test_flow\.py:\d+: params has the secret 'password'"):
-        Flow("f", params=Login)
+    class Logins(BaseModel):
+        user: str
+        passwords: list[SecretStr]
+
+    for kind, name in ((Login, "password"), (Logins, "passwords")):
+        with pytest.raises(GraphError, match=rf"test_flow\.py:\d+: params has the secret '{name}'"):
+            Flow("f", params=kind)
+
+
+def test_what_is_no_type_or_no_graph_is_refused() -> None:
+    wrong: Any = "Params"
+    with pytest.raises(GraphError, match=r"test_flow\.py:\d+: params is 'Params', which pydantic cannot use"):
+        Flow("f", params=wrong)
+    wrong = [1]
+    with pytest.raises(GraphError, match="graph must be an object with 'nodes'"):
+        Flow.from_dict(wrong)
+
+
+def test_params_whose_json_cannot_be_read_back_are_refused() -> None:
+    class Odd(BaseModel):
+        city_name: str = Field(validation_alias="cityName")
+
+        @computed_field
+        def chars(self) -> int:
+            return len(self.city_name)
+
+    with pytest.raises(GraphError, match="cannot be read back; use 'alias' for other names: params.cityName"):
+        Flow("f", params=Odd).dump_params({"cityName": "Rome"})
+
+    class Even(Odd):
+        model_config = ConfigDict(extra="forbid")
+        city_name: str = Field(alias="cityName")
+
+    assert Flow("f", params=Even).dump_params({"cityName": "Rome"}) == {"cityName": "Rome"}
 
 
 async def test_a_flow_of_json_runs_with_the_handlers_that_it_gets() -> None:

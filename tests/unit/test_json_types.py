@@ -202,6 +202,10 @@ def test_long_values_are_cut_and_many_problems_counted() -> None:
     assert describe(list[int], ["x"] * 4).endswith("; and 1 more problem")
 
 
+def test_very_many_problems_are_only_counted() -> None:
+    assert describe(list[int], ["x"] * 10_001) == "10,001 values do not fit"
+
+
 def test_value_is_hidden_before_it_is_cut() -> None:
     secret = "s3cret " * 30
     assert "s3cret" not in describe(list[int], [secret], secret=secret)
@@ -233,7 +237,7 @@ class Login(BaseModel):
         ({"user": 1, "password": "x" * 50, "old": [{"a": "tell"}]}, "is (hidden), "),
         ({"user": 1, "password": "x" * 50, "old": "tell"}, "old is (hidden), "),
         (["tell"], "it is (hidden), "),
-        ({"user": 1, "password": "x" * 50, "pasword": "tell"}, "pasword is no field of it"),
+        ({"user": 1, "password": "x" * 50, "pasword": "tell"}, "pasword is not a field of it"),
     ],
 )
 def test_secrets_are_hidden(given: Any, problem: str) -> None:

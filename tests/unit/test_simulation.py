@@ -366,3 +366,21 @@ class Details:
 
 def test_another_release_of_the_sdk_may_have_other_fields() -> None:
     assert fill(Details, known=1, gone=2) == Details(1, None, 7)
+
+
+async def test_a_node_that_streams_from_one_that_hangs_ends_with_it() -> None:
+    """The second node looks for batches again and again, which is no reason to wait longer for the first one."""
+    pull = {"input_inline": {"input_adapter": "pull.from_artifacts"}, "start_when": "first_batch"}
+
+    class Stalled(RoleHandler):
+        role = "stalled"
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            await ctx.artifacts.upsert_partial("a", {"n": 1})
+            await ctx.cancellable(asyncio.Event().wait())
+            raise AssertionError("no code sets that event")
+
+    nodes = [node("s", "stalled", timeout_sec=3600, **ONCE), {**node("p", "sink", "s"), "io": pull}]
+    run = await simulate({"nodes": nodes}, Stalled(), sink := stub("sink", {}), hangs_after_sec=0.8)
+    run.node("s").assert_failed(reason="timeout")
+    assert sink.calls == [{"n": 1}]

@@ -215,7 +215,7 @@ def class_as_a_role() -> Any:
 REFUSED: dict[Any, str] = {
     source_without_key: "crawl is a source with no key: the uid of a batch, which must be the same in every attempt, "
     'comes from the item: set key to the name of a field, such as key="url"',
-    source_with_unknown_key: "crawl: the key 'urn' is no field of Page, which has url, number",
+    source_with_unknown_key: "crawl: the key 'urn' is not a field of Page, which has url, number",
     source_with_random_key: "Source: the key 'id' of Item has a default_factory, so each attempt would give the same",
     neither_process_nor_produce: "Count names types, but defines neither process nor produce; is 'proces' meant to be",
     both_process_and_process_batch: "Count defines both process and process_batch: remove one of them",

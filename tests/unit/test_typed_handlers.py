@@ -336,7 +336,7 @@ async def test_params_that_do_not_fit_are_bad_input() -> None:
 
     error = await failed(crawl, look, nodes=[crawling(), pulling("look")], params={"day": "x"})
     assert error.startswith(
-        'bad_input: the params of the task are no valid Params: day is "x" (text), expected'
+        'bad_input: the params of the task are not valid Params: day is "x" (text), expected'
     )
 
 
@@ -386,9 +386,9 @@ async def test_item_that_does_not_validate_is_bad_input_with_node_batch_field_va
 
     error = await failed(crawl, strange, nodes=[crawling(), pulling("strange", **SOON)])
     assert error == (
-        "bad_input: batch 'a' of node 'strange' from node 'crawl' is no valid Strange: url is \"a\" (text), expected a "
-        'valid integer, unable to parse string as an integer; text is "one two" (text), expected a valid list; '
-        "size is missing; and 1 more problem"
+        "bad_input: batch 'a' of node 'strange' from node 'crawl' is not a valid Strange: "
+        'url is "a" (text), expected a valid integer, unable to parse string as an integer; '
+        'text is "one two" (text), expected a valid list; size is missing; and 1 more problem'
     )
 
 
@@ -428,13 +428,14 @@ async def test_result_that_does_not_validate_is_a_schema_mismatch() -> None:
     assert run.nodes["forgets"].attempts == 1
     error = await error_of(run)
     assert error.startswith(
-        "schema_mismatch: the result of forgets for batch 'a' of node 'forgets' is no valid Page"
+        "schema_mismatch: the result of forgets for batch 'a' of node 'forgets' is not a valid Page"
     )
     assert error.endswith("does the function return its result?")
     error = await failed(crawl, invents, nodes=[crawling(), pulling("invents")])
     assert error == (
-        "schema_mismatch: the result of invents for batch 'a' of node 'invents' is no valid Words: url is 3 (number), "
-        'expected a valid string; words is "x" (text), expected a valid integer, unable to parse string as an integer'
+        "schema_mismatch: the result of invents for batch 'a' of node 'invents' is not a valid Words: "
+        "url is 3 (number), expected a valid string; "
+        'words is "x" (text), expected a valid integer, unable to parse string as an integer'
     )
 
 
@@ -469,7 +470,9 @@ async def test_inline_input_of_a_class_source_is_validated() -> None:
             yield Page(url=f"{given.words}")
 
     error = await failed(Source(), nodes=[node("source", "source", inline={"words": "x"})])
-    assert error.startswith("bad_input: io.input_inline of node 'source' is no valid Total: words is \"x\"")
+    assert error.startswith(
+        "bad_input: io.input_inline of node 'source' is not a valid Total: words is \"x\""
+    )
     assert (await finished([Source()], node("source", "source", inline={"words": 3}))).status == "finished"
 
 
@@ -772,7 +775,7 @@ async def test_try_on_raises_what_would_fail_the_batch() -> None:
         with pytest.raises(BatchFailure) as failure:
             await fails.try_on(Page(url="a", text=text))
         assert failure.value.reason_code == code
-    with pytest.raises(BatchFailure, match="the item is no valid Page: url is 3"):
+    with pytest.raises(BatchFailure, match="the item is not a valid Page: url is 3"):
         await fails.try_on(Page.model_construct(url=3, text=""))
     with pytest.raises(ConfigError, match="Old names no types"):
         await type("Old", (RoleHandler,), {})().try_on(3)

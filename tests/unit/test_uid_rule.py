@@ -94,7 +94,7 @@ def test_key_may_be_a_field_of_a_dict() -> None:
     assert UidRule("id", JsonType(Row, "Source"), "Source").uid_of({"id": 3}) == "3"
     rule = UidRule("id", JsonType(dict[str, Any], "Source"), "Source")
     assert rule.uid_of({"id": 3}) == "3"
-    with pytest.raises(BatchFailure, match="the key id of an item is None"):
+    with pytest.raises(BatchFailure, match="the key id of an item is of type NoneType"):
         rule.uid_of({"ID": 3})
 
 
@@ -108,6 +108,14 @@ def test_key_that_depends_on_the_object_is_unstable() -> None:
     rule = UidRule(id, JsonType(Pair, "Source"), "Source")
     with pytest.raises(BatchFailure, match="for the same item read from its JSON"):
         rule.uid_of(Pair(left="a", right="b"))
+
+
+def test_error_of_an_unstable_key_hides_values_before_it_cuts_them() -> None:
+    secret, numbers = "s3cret " * 30, iter(range(9))
+    rule = UidRule(lambda item: f"{item.left}{next(numbers)}", JsonType(Pair, "Source"), "Source")
+    with pytest.raises(BatchFailure) as failed:
+        rule.uid_of(Pair(left=secret, right="b"), lambda text: text.replace(secret, "(hidden)"))
+    assert "(hidden)0" in str(failed.value) and "s3cret" not in str(failed.value)
 
 
 def test_item_that_cannot_be_read_from_its_json_is_a_schema_mismatch() -> None:

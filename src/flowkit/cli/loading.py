@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 
+_HANDLER_REMEDY = (
+    "name a subclass of flowkit.worker.RoleHandler, an instance of one, or a function decorated with "
+    "@flowkit.worker.role"
+)
+
 
 def load_config(path: str | None, overrides: dict[str, Any]) -> CoordinatorConfig:
     """Return the settings of an engine. Raise ConfigError, which names the file or the setting, if one is invalid."""
@@ -204,7 +209,7 @@ def _check_handler(name: str, found: Any) -> RoleHandler:
     handler = _make_instance(name, found) if isinstance(found, type) else found
     if not isinstance(handler, RoleHandler):
         problem = ConfigError(f"{name} is {_describe_kind(handler)}, not a handler")
-        raise add_remedy(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
+        raise add_remedy(problem, _HANDLER_REMEDY)
     if not handler.role:
         raise add_remedy(ConfigError(f"{name} has no role"), 'set the class attribute role = "..."')
     if not isinstance(handler.role, str) or not limits.ROLE.fullmatch(handler.role):
@@ -218,7 +223,7 @@ def _make_instance(name: str, kind: type[Any]) -> Any:
     """Instantiate a handler class. Any other class is refused, because its constructor may have side effects."""
     if not issubclass(kind, RoleHandler):
         problem = ConfigError(f"{name} is a class, not a handler's")
-        raise add_remedy(problem, "name a subclass of flowkit.worker.RoleHandler, or an instance of one")
+        raise add_remedy(problem, _HANDLER_REMEDY)
     try:
         with contained:
             return kind()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from graphlib import TopologicalSorter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Protocol, cast, overload
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 from typing_extensions import TypeVar
 
 from flowkit.errors import GraphError
@@ -18,6 +20,7 @@ from flowkit.flow.places import calling_line
 from flowkit.flow.reading import KNOWN_KEYS, SETTINGS, read_extra, read_settings, read_specs
 from flowkit.flow.specs import NodeSpec, write_edges
 from flowkit.flow.values import present, to_json, to_seconds
+from flowkit.graph.field_checks import wrong_graph
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.routes import find_routers
 from flowkit.graph.submission import validate_input
@@ -25,7 +28,7 @@ from flowkit.models import APPROVAL, COORDINATOR_FN, DELAY, ENGINE_TYPES
 from flowkit.text import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine
     from datetime import datetime
 
     from flowkit.activities.handlers import RoleHandler
@@ -99,8 +102,12 @@ class Flow(Generic[P]):
             raise make_error(
                 self._place, "params and params_schema exclude each other; leave one of them out"
             )
-        self._adapter = TypeAdapter(params)
-        schema = self._adapter.json_schema()
+        try:
+            self._adapter = TypeAdapter(params)
+            schema = self._adapter.json_schema()
+        except PydanticUserError as error:
+            problem = f"params is {params!r}, which pydantic cannot use: {error.message}"
+            raise make_error(self._place, problem) from None
         if schema.get("type", "object") != "object":
             problem = f"params is {params!r}, whose JSON is of type {schema['type']!r}; use a model"
             raise make_error(self._place, problem)
@@ -116,6 +123,8 @@ class Flow(Generic[P]):
         Its roles are run by other processes, or by the handlers that `test` gets. `to_dict` of the flow gives the
         normal form of the graph.
         """
+        if not isinstance(graph, Mapping):
+            raise GraphError([wrong_graph(graph)])
         given = to_json(dict(graph), "graph")
         validate_input(HERE, {"params": {}, "graph": given})
         name = given.get("name")
@@ -275,11 +284,10 @@ class Flow(Generic[P]):
         given: dict[str, Any] = {} if params is None else cast("dict[str, Any]", params)
         if self._adapter is None:
             return cast("dict[str, Any]", to_json(dict(given), "params"))
-        try:
-            checked = self._adapter.validate_python(given)
-        except ValidationError as error:
-            raise GraphError([params_problem(each) for each in error.errors()]) from None
-        dumped = self._adapter.dump_python(checked, mode="json", by_alias=True)
+        dumped = self._adapter.dump_python(
+            self._validate(given, ""), mode="json", by_alias=True, round_trip=True
+        )
+        self._validate(dumped, "their JSON cannot be read back; use 'alias' for other names: ")
         names = {*dumped, *getattr(self.params, "model_fields", ())}
         kept = (
             {key: value for key, value in given.items() if key not in names}
@@ -287,6 +295,13 @@ class Flow(Generic[P]):
             else {}
         )
         return {**to_json(kept, "params"), **dumped}
+
+    def _validate(self, given: Any, context: str) -> Any:
+        assert self._adapter is not None
+        try:
+            return self._adapter.validate_python(given)
+        except ValidationError as error:
+            raise GraphError([context + params_problem(each) for each in error.errors()]) from None
 
     # --- tasks ---------------------------------------------------------------------------------------------------
 

@@ -276,14 +276,17 @@ def _converts(schema: Any) -> bool:
     return isinstance(schema, dict) and (bool(schema.get(CONVERTS)) or any(map(_converts, schema.values())))
 
 
-def find_secret(schema: Any) -> str | None:
+def find_secret(schema: Any, name: str = "params") -> str | None:
     """Return the name of a field in the JSON Schema of a type whose JSON hides the value, such as a SecretStr."""
-    parts = schema.values() if isinstance(schema, dict) else schema if isinstance(schema, list) else ()
-    if isinstance(schema, dict):
-        for name, field in (schema.get("properties") or {}).items():
-            if isinstance(field, dict) and field.get("writeOnly"):
-                return str(name)
-    return next((found for each in parts if (found := find_secret(each)) is not None), None)
+    if isinstance(schema, list):
+        return next((found for each in schema if (found := find_secret(each, name)) is not None), None)
+    if not isinstance(schema, dict):
+        return None
+    if schema.get("writeOnly") is True:
+        return name
+    parts = [(name, each) for key, each in schema.items() if key != "properties"]
+    parts += (schema.get("properties") or {}).items()
+    return next((found for key, each in parts if (found := find_secret(each, key)) is not None), None)
 
 
 def params_problem(error: Mapping[str, Any]) -> str:

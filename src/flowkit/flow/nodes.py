@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, get_args, overload
 
 from typing_extensions import TypeVar
 
 from flowkit.errors import GraphError
 from flowkit.flow.places import Place, calling_line
-from flowkit.flow.specs import ADAPTER, ADAPTER_ARGS, QUARANTINE, Link, NodeSpec
+from flowkit.flow.specs import ADAPTER, ADAPTER_ARGS, EDGE_KEYS, QUARANTINE, Link, NodeSpec
 from flowkit.flow.values import Cel, present, to_json, to_seconds, to_text
 from flowkit.graph.input_adapters import NOOP, PULL, RECHUNK
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
@@ -274,9 +274,11 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
 
         Create these nodes after this one.
         """
-        given = {ON_SUCCESS: [*on_success], ON_FAILURE: [*on_failure]}
+        given = {ON_SUCCESS: on_success, ON_FAILURE: on_failure}
         known: dict[str, Any] = dict(self.spec.fields.get("routing", {}))
         for key, targets in given.items():
+            if isinstance(targets, (Ref, str)):
+                raise self._error(f"routes({key}=…) takes a list of nodes, not {kind_of(targets)}")
             self._check_nodes(f"routes({key}=…)", targets)
             for target in targets:
                 if target.number <= self.number:
@@ -366,22 +368,33 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
         """
         own = self._convert("extra", dict(fields))
         if isinstance(at, Ref):
-            self._check_nodes("extra", [at])
-            if at.node_id not in self.spec.links:
-                raise self._error(
-                    f"extra names {at.node_id!r}, which is no parent of the node; call after or pulls first"
-                )
-            self.spec.links[at.node_id].extra |= own
-            return self
-        for key in own:
-            if not str(key).startswith("x-"):
-                raise self._error(f"extra has the key {printed(key)}; begin your own keys with 'x-'")
+            return self._extend_edge(at, own)
+        if at not in get_args(Part):
+            raise self._error(
+                f"extra names the part {printed(at)}; it must be one of {', '.join(get_args(Part))}"
+            )
+        if foreign := [key for key in own if not key.startswith("x-")]:
+            raise self._error(f"extra has the key {printed(foreign[0])}; begin your own keys with 'x-'")
         if at == "node":
             self.spec.fields |= own
         elif at == "io":
             self.spec.io |= own
         else:
             self.spec.fields[at] = {**self.spec.fields.get(at, {}), **own}
+        return self
+
+    def _extend_edge(self, parent: Ref[Any], own: dict[str, Any]) -> Self:
+        self._check_nodes("extra", [parent])
+        name = parent.node_id
+        if name not in self.spec.links:
+            raise self._error(
+                f"extra names {name!r}, which is no parent of the node; call after or pulls first"
+            )
+        if known := EDGE_KEYS & own.keys():
+            raise self._error(
+                f"extra has {min(known)!r}, which is no key of your own; call after or pulls for it"
+            )
+        self.spec.links[name].extra |= own
         return self
 
     # --- internal ------------------------------------------------------------------------------------------------
@@ -412,9 +425,12 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
         for each in given:
             if not isinstance(each, Ref):
                 shown = f"the text {printed(each)}" if isinstance(each, str) else kind_of(each)
-                raise self._error(
-                    f"{method} takes nodes of the flow, not {shown}; pass what flow.node returns"
+                how = (
+                    "pass them one by one"
+                    if isinstance(each, (list, tuple))
+                    else "pass what flow.node returns"
                 )
+                raise self._error(f"{method} takes nodes of the flow, not {shown}; {how}")
             if each.flow is not self.flow:
                 raise self._error(
                     f"{method} names {each.node_id!r} of another flow; create the node in this flow"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from flowkit.flow.specs import ADAPTER, ADAPTER_ARGS, QUARANTINE, SOURCES, Link, NodeSpec
+from flowkit.flow.specs import ADAPTER, ADAPTER_ARGS, EDGE_KEYS, QUARANTINE, SOURCES, Link, NodeSpec
 from flowkit.graph.field_checks import IO_KEYS, NODE_KEYS
 from flowkit.graph.input_adapters import PULL, RECHUNK, replace_alias
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS, list_targets
-from flowkit.graph.streams import ON_BATCH, is_async
+from flowkit.graph.streams import is_async
 from flowkit.graph.validation import parents_by_node
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 SETTINGS = (PARAMS_SCHEMA, "on_node_failure", "deadline_sec", "hold_sec", "version_policy")
 """The keys of a graph beside its name and its nodes."""
 
-_EDGE_KEYS = ("from", "to", "mode", "when", ON_BATCH)
 KNOWN_KEYS = frozenset([*SETTINGS, "name", "nodes", "edges", "edges_ex"])
 """The keys of a graph that mean something to FlowKit."""
 
@@ -111,7 +110,7 @@ def _read_edges(graph: dict[str, Any], specs: Mapping[str, NodeSpec]) -> None:
         if link is not None:
             link.streams = link.streams or is_async(edge)
             link.when = edge.get("when") if link.when is None else link.when
-            link.extra |= {key: deepcopy(value) for key, value in edge.items() if key not in _EDGE_KEYS}
+            link.extra |= {key: deepcopy(value) for key, value in edge.items() if key not in EDGE_KEYS}
     pairs = [
         *(graph.get("edges") or []),
         *([edge["from"], edge["to"]] for edge in graph.get("edges_ex") or []),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.graph.input_adapters import NOOP
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
-from flowkit.graph.streams import ASYNC
+from flowkit.graph.streams import ASYNC, ON_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -31,6 +31,8 @@ _INNER_ORDER = {
 _ARGS_ORDER = ("from_nodes", "size", "meta_list_key", "poll_ms", "backoff_max_ms", "eof_on_task_done")
 ADAPTER, ADAPTER_ARGS, SOURCES = "input_adapter", "input_args", "from_nodes"
 QUARANTINE = "quarantine"
+EDGE_KEYS = frozenset(["from", "to", "mode", "when", ON_BATCH])
+"""The keys of an entry of `edges_ex` that mean something to FlowKit."""
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit.graph.expressions import is_expression
 from flowkit.graph.input_adapters import RECHUNK
 from flowkit.models import ENGINE_TYPES
-from flowkit.text import count_of, printed
+from flowkit.text import count_of, printed, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +35,6 @@ _ALTERNATIVES = 50
 _PAIRS = 10_000
 """How many pairs of parts of two schemas are compared. What is left fits."""
 _SHOWN = 3
-_NAME_CHARS = 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,24 +218,17 @@ class _Parts:
         name = reference.removeprefix("#/$defs/") if isinstance(reference, str) else ""
         return self._definitions.get(name.replace("~1", "/").replace("~0", "~"))
 
-    def name(self, part: object) -> str:
+    def name(self, part: object, depth: int = 0) -> str:
         """Return a short name of the type of a part."""
-        if not isinstance(part, dict):
+        if not isinstance(part, dict) or depth > _DEPTH:
             return "any value"
-        known = part if "$ref" not in part else self._definition(part["$ref"])
-        if isinstance(known, dict) and isinstance(known.get("title"), str) and known is not part:
-            return printed(known["title"]).strip("'\"")[:_NAME_CHARS]
-        return self._own_name(part)
-
-    def _own_name(self, part: Schema) -> str:
-        if isinstance(part.get("title"), str):
-            return str(part["title"])[:_NAME_CHARS]
-        if part.get("type") == "array" and part.get("items"):
-            return f"list[{self.name(part['items'])}]"[:_NAME_CHARS]
-        either = [*_listed(part, "anyOf"), *_listed(part, "oneOf")]
-        if either:
-            return " | ".join(dict.fromkeys(map(self.name, either)))[:_NAME_CHARS]
-        return _type_text([part])
+        known = self._definition(part["$ref"]) if "$ref" in part else part
+        if isinstance(known, dict) and isinstance(known.get("title"), str):
+            return shorten(known["title"])
+        if part.get("type") == "array" and "items" in part:
+            return shorten(f"list[{self.name(part['items'], depth + 1)}]")
+        either = [self.name(each, depth + 1) for each in _listed(part, "anyOf") + _listed(part, "oneOf")]
+        return shorten(" | ".join(dict.fromkeys(either))) if either else _type_text([part])
 
 
 def _listed(part: Schema, key: str) -> list[Any]:

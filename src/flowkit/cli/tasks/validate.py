@@ -17,6 +17,7 @@ from flowkit.cli.options import (
 from flowkit.cli.tasks.picture import print_picture
 from flowkit.errors import ConfigError, GraphError
 from flowkit.graph.description import describe, describe_graph
+from flowkit.graph.validation import raise_if
 from flowkit.models import Graph
 from flowkit.pictures.model import make_picture
 from flowkit.reading.graphs import view_nodes
@@ -66,8 +67,8 @@ def validate(
     try:
         task = read_task(graph)
         checked = task.checked(params_given=bool(task.params))
-        problems = _check_contracts(checked, handlers or [])
-        hints = _find_hints(task.graph, checked, where)
+        raise_if(task.locate(_check_contracts(checked, handlers or [])))
+        hints = task.locate(_find_hints(task.graph, checked, where))
     except GraphError as error:
         problems = shown_problems(error)
     warnings = list(checked.warnings) if checked else []

@@ -143,16 +143,21 @@ class VirtualClock:
 
     async def settle(self, longest_sec: float) -> bool:
         """Return True when everybody waits, False after so many real seconds in which nothing has happened."""
-        calm, seen = 0, self._changes
+        loop, calm, seen = asyncio.get_running_loop(), 0, self._changes
+        until = loop.time() + longest_sec
         while calm < _SETTLED:
             if self.working:
                 try:
-                    async with asyncio.timeout(longest_sec):
+                    async with asyncio.timeout_at(until):
                         await self.changed()
                 except TimeoutError:
                     return False
             await asyncio.sleep(0)
-            calm, seen = (calm + 1, seen) if self._changes == seen else (0, self._changes)
+            if self._changes != seen:
+                seen, until = self._changes, loop.time() + longest_sec
+                calm = 0
+            else:
+                calm = 0 if self.working else calm + 1
         return True
 
     async def changed(self) -> None:

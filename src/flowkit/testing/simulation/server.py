@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,10 @@ _TRY_CANCEL = 0
 
 class TaskStuck(Exception):
     """Raised if a simulated task waits for something that does not happen by itself."""
+
+
+class WorkflowBroken(Exception):
+    """Raised if the code of the workflow fails, which no graph and no handler should be able to cause."""
 
 
 @dataclass(eq=False)
@@ -143,8 +148,11 @@ class TaskServer:
             if not result.done():
                 result.set_exception(ApplicationError("the task has ended", type="rejected"))
                 result.exception()
-        self._send([messages.evict()])
-        self._pool.shutdown()
+        try:
+            with suppress(WorkflowBroken):
+                self._send([messages.evict()])
+        finally:
+            self._pool.shutdown()
 
     def signal(self, record: FirstBatch | ShardStarted) -> None:
         """Deliver the signal of an attempt."""
@@ -203,7 +211,7 @@ class TaskServer:
         return bool(self._unsent) and not any(is_local for is_local, _ in self._run.running)
 
     def _send(self, jobs: list[Any]) -> list[Any]:
-        """Let the workflow run, and return what it commands. Raise RuntimeError if its code fails.
+        """Let the workflow run, and return what it commands. Raise WorkflowBroken if its code fails.
 
         It runs on a thread, because it has an event loop of its own. Nothing else runs meanwhile.
         """
@@ -211,7 +219,7 @@ class TaskServer:
         made = messages.activation(self._run.run_id, self.clock.now, self._number, jobs)
         completion = self._pool.submit(self._run.instance.activate, made).result()
         if completion.HasField("failed"):
-            raise RuntimeError(f"the workflow failed: {completion.failed.failure.message}")
+            raise WorkflowBroken(f"the workflow failed: {completion.failed.failure.message}")
         return list(completion.successful.commands)
 
     def _end(self, command: Any) -> None:
