@@ -212,13 +212,6 @@ def class_as_a_role() -> Any:
     decorate(Page)
 
 
-def test_a_hook_may_leave_its_types_to_the_class() -> None:
-    async def process(self: Any, item: Any, ctx: RunContext) -> Any:
-        return item
-
-    _count_with(process)
-
-
 REFUSED: dict[Any, str] = {
     source_without_key: "crawl is a source with no key: the uid of a batch, which must be the same in every attempt, "
     'comes from the item: set key to the name of a field, such as key="url"',

@@ -18,11 +18,13 @@ ROLES = ("reader", "builder", "writer", INLINE_ROLE)
 """Roles without types."""
 LISTER, FEEDER, PRINTER = "lister", "feeder", "printer"
 """Typed sources: a class, a function, and a function that the engines run themselves."""
-COUNTER, CRUNCHER, MEASURER = "counter", "cruncher", "measurer"
-"""Typed roles for batches: a class, a class whose batches separate processes run, and a function of lists."""
+COUNTER, CRUNCHER, MEASURER, COLLECTOR = "counter", "cruncher", "measurer", "collector"
+"""Typed roles for batches: a class, a class whose batches separate processes run, a function of lists, and a function
+of all batches, which stores them as they are.
+"""
 INLINE_ROLES = (INLINE_ROLE, PRINTER)
 SOURCE_ROLES = (LISTER, FEEDER, PRINTER)
-TYPED_ROLES = (*SOURCE_ROLES, COUNTER, CRUNCHER, MEASURER)
+TYPED_ROLES = (*SOURCE_ROLES, COUNTER, CRUNCHER, MEASURER, COLLECTOR)
 TYPED_SHARE = 0.6
 """Share of the native and inline nodes that typed handlers run."""
 EXTERNAL_ROLES = ("indexer", "enricher")
@@ -511,8 +513,8 @@ def as_typed(plan: NodePlan) -> NodePlan:
         return plan
     role = chance.choice(roles)
     failure = plan.failure
-    if role == CRUNCHER:
-        # A batch in a process neither counts those before it nor ends the process for good.
+    if role in {CRUNCHER, COLLECTOR}:
+        # A batch in a process does not count those before it, and a collector has only an end.
         at_end = None if failure is None or failure.at != FINAL else failure
         return replace(plan, role=role, failure=at_end, mischief="")
     if role in SOURCE_ROLES and failure is not None and failure.at != FINAL and not plan.batches:
@@ -525,7 +527,7 @@ def _typed_roles(plan: NodePlan) -> tuple[str, ...]:
     if plan.mapped or plan.chunk:
         return () if plan.role == INLINE_ROLE else (MEASURER,)
     if plan.sources:
-        return (COUNTER, COUNTER, CRUNCHER)
+        return (COUNTER, COUNTER, CRUNCHER, COLLECTOR)
     if plan.role == INLINE_ROLE:
         return () if plan.aside else (PRINTER,)
     return (COUNTER,) if plan.aside else (LISTER, FEEDER, COUNTER)

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from flowkit.worker import Batch, BatchFailure, RoleHandler, RunContext, role
 from tests.integration.chaos.handlers import block, error_of, misbehave
 from tests.integration.chaos.plans import (
+    COLLECTOR,
     COUNTER,
     CRUNCHER,
     FEEDER,
@@ -39,6 +40,9 @@ BEHAVES = False
 """Whether handlers leave their process alone."""
 
 
+CONFIG = ConfigDict(json_schema_extra={VERSION_KEY: VERSION})
+
+
 class Stored(BaseModel):
     """What any node has stored for a batch, as far as others read it."""
 
@@ -46,10 +50,19 @@ class Stored(BaseModel):
     written_by: dict[str, Any] = {}
 
 
+class Kept(Stored):
+    """What a node keeps of what others have stored."""
+
+    model_config = CONFIG
+
+    n: int = 1
+    total: int = 0
+
+
 class Counted(BaseModel):
     """The result of a batch."""
 
-    model_config = ConfigDict(json_schema_extra={VERSION_KEY: VERSION})
+    model_config = CONFIG
 
     items: list[int]
     n: int = 1
@@ -119,7 +132,7 @@ async def begin_batch(ctx: RunContext) -> None:
         raise BatchFailure("planned", reason_code="bad_batch", permanent=True)
 
 
-async def end(results: AsyncIterator[Counted], ctx: RunContext) -> Totals:
+async def end(results: AsyncIterator[Counted | Kept], ctx: RunContext) -> Totals:
     """Sum over all results of the node, or fail as planned. An outage of MongoDB costs no retry."""
     plan, totals = node_plan(ctx.node_id), Totals()
     await ctx.clock.sleep_ms(plan.pause * PACE * 1000)
@@ -217,6 +230,12 @@ async def measurer(items: list[int], ctx: RunContext, *, node: str = "", mark: s
     return Counted(mark=mark, **counted(items, ctx, ctx.batch.payload.get("from_node")))
 
 
+@role(COLLECTOR, collects=True, handler_version=VERSION)
+async def collector(items: AsyncIterator[Kept], ctx: RunContext, *, mark: str = "") -> Totals:
+    """Sum over all batches, which FlowKit stores as they are."""
+    return await end(items, ctx)
+
+
 LISTED, COUNTS, CRUNCHES = Lister(), Counter(), Cruncher()
 OF_WORKERS: dict[str, RoleHandler[Any, Any]] = {
     "LISTED": LISTED,
@@ -224,6 +243,7 @@ OF_WORKERS: dict[str, RoleHandler[Any, Any]] = {
     "printer": printer,
     "COUNTS": COUNTS,
     "measurer": measurer,
+    "collector": collector,
 }
 """The handlers of the workers, by their names in this module."""
 OF_PROCESSES: dict[str, RoleHandler[Any, Any]] = {"CRUNCHES": CRUNCHES}
