@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.integration.chaos import typed
+from tests.integration.chaos.flows import flow_of
 from tests.integration.chaos.handlers import Planned, count, touching
 from tests.integration.chaos.operated import NativeOperatedDrawing, with_policy
 from tests.integration.chaos.operated_verify import OperatedComparison
 from tests.integration.chaos.operators import ACTIONS_OF_A_RUN, Request, draw_request
-from tests.integration.chaos.plans import ROLES, TOUCH
-from tests.integration.chaos.tasks import drawn_task
+from tests.integration.chaos.plans import JSON, ROLES, TOUCH
+from tests.integration.chaos.tasks import drawn_task, growing, written
 from tests.integration.chaos.verify import read_stored
 
 from flowkit.errors import ActionRejected
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 SEED = int(os.environ.get("FLOWKIT_SEED") or 1)
 TASKS = int(os.environ.get("FLOWKIT_CHAOS_TASKS") or 12)
+GROWING_SHARE = 0.4
 
 
 @dataclass
@@ -66,9 +68,10 @@ class Operator:
 
 
 def plan_of(number: int) -> TaskPlan:
-    """Return a task without external nodes, to which actions are sent."""
-    plan = drawn_task(SEED, number, NativeOperatedDrawing)
-    return with_policy(random.Random(f"{SEED}-{number}-policy"), plan)
+    """Return a task without external nodes, to which actions are sent. Some of them add nodes."""
+    chance = random.Random(f"{SEED}-{number}-simulated")
+    plan = with_policy(chance, drawn_task(SEED, number, NativeOperatedDrawing))
+    return written(growing(plan, chance) if chance.random() < GROWING_SHARE else plan)
 
 
 async def problems_of(plan: TaskPlan) -> list[str]:
@@ -76,7 +79,9 @@ async def problems_of(plan: TaskPlan) -> list[str]:
     db, operator = memory_database(), Operator(plan, random.Random(f"{plan.task_id}-actions"))
     handlers: list[Any] = [*(Planned(role, behaves=True) for role in ROLES), *typed.TYPED]
     functions = {TOUCH: touching(partial(count, db.touches), pace=0)}
-    run = await simulate(plan.as_graph(), *handlers, functions=functions, db=db, script=operator)
+    begun = plan.cut(plan.first) if plan.first else plan
+    graph: Any = begun.as_graph() if plan.written == JSON else flow_of(begun)
+    run = await simulate(graph, *handlers, functions=functions, db=db, script=operator)
     return OperatedComparison(plan, await read_stored(db, run.task_id), operator.requests).problems()
 
 
