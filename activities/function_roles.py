@@ -15,6 +15,7 @@ from flowkit.activities import hook_calls, typed
 from flowkit.activities.handlers import RoleHandler
 from flowkit.activities.results import BatchResult
 from flowkit.errors import ConfigError
+from flowkit.text import printed
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
@@ -104,6 +105,8 @@ def role(
 
     Raise ConfigError if FlowKit cannot call the function, or a source has no key that is the same in every attempt.
     """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f'@role needs the name of the role, such as @role("count"), not {printed(name)}')
     hooks = {"init": init, "classify_error": classify_error}
     given: dict[str, Any] = {
         "role": name,
@@ -127,6 +130,11 @@ def _make_role(
     """Return the handler of a function."""
     if not inspect.isfunction(function):
         raise ConfigError(f"@role must decorate a function, not {function!r:.80}")
+    if next(iter(inspect.signature(function).parameters), "") in ("self", "cls"):
+        raise ConfigError(
+            f"@role decorates functions, but {function.__qualname__} is a method: define it outside of the class, or "
+            "let a class inherit RoleHandler[In, Out]"
+        )
     returns = hook_calls.resolve_annotations(function, names).get("return", Any)
     is_source = hook_calls.is_generator(function, returns)
     name = "produce" if is_source else "process"
