@@ -63,8 +63,8 @@ _USUAL = {**{name: getattr(abc, name) for name in abc.__all__}, "Any": Any, "Bat
 
 
 def is_context(name: str, annotation: Any) -> bool:
-    """Return whether a parameter is for the RunContext: by its annotation, or by the name `ctx` if it has none."""
-    if annotation is inspect.Parameter.empty:
+    """Return whether a parameter is for the RunContext: by its annotation, or by the name `ctx` if it says nothing."""
+    if annotation in (inspect.Parameter.empty, Any):
         return name == "ctx"
     if isinstance(annotation, UnknownType):
         return re.search(r"\bRunContext\b", annotation.text) is not None

@@ -817,6 +817,14 @@ async def test_try_on_refuses_what_a_node_cannot_store_and_read(number: Any, pro
         await Measure().try_on(Page(url="a"))
 
 
+async def test_parameter_ctx_of_any_type_receives_the_context() -> None:
+    @role("name")
+    async def name(page: Page, ctx: Any) -> str:
+        return f"{ctx.node_id} {page.url}"
+
+    assert await name.try_on(Page(url="a")) == "node a"
+
+
 async def test_secrets_reach_a_handler_in_a_unit_test() -> None:
     class Login(BaseModel):
         user: str
