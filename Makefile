@@ -91,7 +91,7 @@ chaos: setup ## Random tasks and actions of operators while processes and server
 fuzz: setup ## Random graphs, shared limits, nodes with shards, flows of the gateway and requests for admission against models, and property tests with fifty times the examples: make fuzz [MINUTES=10] [SEED=n] [GRAPHS=n].
 	FLOWKIT_FUZZ_MINUTES="$(MINUTES)" FLOWKIT_FUZZ_GRAPHS="$(GRAPHS)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/fuzz tests/integration/test_flow_model.py
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
-		tests/unit/test_validation_fuzz.py tests/unit/test_expression_names.py tests/contract/test_vars_model.py \
+		tests/unit/test_validation_fuzz.py tests/unit/test_expression_names.py tests/unit/test_flow_round_trip.py tests/contract/test_vars_model.py \
 		tests/contract/test_group_commit.py
 
 nightly: setup ## What takes an hour: long tests, the integration tests on the newer Temporal server and on a cluster of it, the contract tests with both drivers, the core without its products, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=long,server,drivers,core,cluster,fuzz,chaos,large].
@@ -132,7 +132,7 @@ wheel: $(INSTALLED) ## Build the wheel, install it in a clean environment, impor
 	@$(BIN)/pip --python build/clean install --quiet --no-compile dist/*.whl
 	@cd build && clean/bin/python -c "import flowkit.workflows.task, flowkit.activities.role_attempt, flowkit.adapters.tasks.store, flowkit.bridge, flowkit; print('wheel', flowkit.__version__, 'imports from', flowkit.__path__[0].split('build/')[-1])"
 	@build/clean/bin/flowkit --version
-	@cd build && rm -rf new-project && clean/bin/flowkit init new-project >/dev/null && clean/bin/flowkit validate new-project/graph.json
+	@cd build && rm -rf new-project && clean/bin/flowkit init new-project >/dev/null && cd new-project && ../clean/bin/flowkit validate new_project.pipeline:flow
 
 clean: ## Remove everything that the targets created.
 	rm -rf build dist .flowkit .logs .mypy_cache .ruff_cache .pytest_cache .hypothesis $(VENV)

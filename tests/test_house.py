@@ -133,10 +133,15 @@ def undocumented(path: Path) -> Iterator[str]:
 
 def _public(body: list[ast.stmt]) -> Iterator[Definition]:
     for node in body:
-        if isinstance(node, Definition) and not node.name.startswith("_"):
+        if isinstance(node, Definition) and not node.name.startswith("_") and not _is_overload(node):
             yield node
             if isinstance(node, ast.ClassDef):
                 yield from _public(node.body)
+
+
+def _is_overload(definition: Definition) -> bool:
+    """Return whether this is one of the signatures of a function, whose docstring is that of the function."""
+    return any(ast.unparse(each) == "overload" for each in definition.decorator_list)
 
 
 SHIPPED = ("workflows", "activities", "adapters", "bridge", "src")
@@ -154,7 +159,7 @@ SHARED = {
     # The protocol of external workers and the graph language describe the same fields.
     *("NodeIO", "RetryPolicy"),
     # The wire forms of the gateway have the names of its specification.
-    *("AttemptLog", "Message", "NodeStatus"),
+    *("AttemptLog", "Flow", "FlowNode", "Message", "NodeStatus"),
     # The HTTP API of admission publishes the names of its results in its OpenAPI document.
     *("Event", "Cancelled"),
 }

@@ -64,6 +64,7 @@ LOADED: dict[str, list[str]] = {
         *("motor", "pymongo", "cel_expr_python"),
         *("flowkit.adapters", "flowkit.activities"),
     ],
+    "flowkit.flow": ["motor", "pymongo", "cel_expr_python"],
     "flowkit.cli.app": ["flowkit.admission", "flowkit.gateway", "flowkit.server"],
     "flowkit.cli.up.processes": ["aiokafka"],
     "flowkit.cli.doctor.checks": ["aiokafka"],

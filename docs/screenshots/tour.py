@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
+import runpy
 import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 PAGE = Path(__file__).parents[1] / "howto" / "all-features.md"
 TASK = "tour"
 QUEUE = "tour"
-HANDLERS = ("Crawl", "Index", "Render", "Check", "Report")
 _FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```", re.DOTALL)
 
 
@@ -33,10 +32,9 @@ async def tour(ui: WebUI, mongo_url: str, folder: Path) -> None:
     """Take the screenshots of the guide. `folder` is empty."""
     for name, text in _FILE.findall(PAGE.read_text(encoding="utf-8")):
         (folder / name).write_text(text, encoding="utf-8")
-    handlers = [f"tour:{name}" for name in HANDLERS]
     async with (
         _flowkit(folder, "engine", "--config", "engine.json"),
-        _flowkit(folder, "worker", *handlers, "--concurrency", "4"),
+        _flowkit(folder, "worker", "tour:flow", "--concurrency", "4"),
     ):
         mongo: Any = AsyncIOMotorClient(mongo_url, tz_aware=True)
         try:
@@ -46,7 +44,7 @@ async def tour(ui: WebUI, mongo_url: str, folder: Path) -> None:
 
 
 async def _take(ui: WebUI, client: Coordinator, folder: Path) -> None:
-    await client.create_task(**json.loads((folder / "graph.json").read_text(encoding="utf-8")), task_id=TASK)
+    await runpy.run_path(str(folder / "tour.py"))["flow"].submit(client, task_id=TASK)
     task = (await connect()).get_workflow_handle(TASK)
 
     async def shows(node_id: str, field: str) -> bool:

@@ -13,17 +13,21 @@ if TYPE_CHECKING:
     from flowkit.config import WorkerConfig as WorkerConfig
     from flowkit.coordinator import Coordinator as Coordinator
     from flowkit.core.version import __version__ as __version__
+    from flowkit.flow import Flow as Flow
+    from flowkit.flow import cel as cel
     from flowkit.models.admission import Admission as Admission
 
 _MODULES = {
     "Admission": "flowkit.models.admission",
     "Coordinator": "flowkit.coordinator",
     "CoordinatorConfig": "flowkit.config",
+    "Flow": "flowkit.flow",
     "WorkerConfig": "flowkit.config",
     "__version__": "flowkit.core.version",
+    "cel": "flowkit.flow",
 }
 
-__all__ = ["Admission", "Coordinator", "CoordinatorConfig", "WorkerConfig", "__version__"]
+__all__ = ["Admission", "Coordinator", "CoordinatorConfig", "Flow", "WorkerConfig", "__version__", "cel"]
 
 
 def __getattr__(name: str) -> Any:

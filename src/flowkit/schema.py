@@ -23,6 +23,7 @@ from flowkit.models import (
     RUNTIME_KEYS,
     OnNodeFailure,
     StartWhen,
+    VersionPolicy,
 )
 from flowkit.validation.values import ELEMENT_SUFFIX, SHORTEST_SEC, YEAR_SEC
 
@@ -57,6 +58,7 @@ def graph_schema() -> Schema:
             "hold_sec": _describe_time_limit(
                 "how long failures are held that wait for a decision, in seconds"
             ),
+            "version_policy": {"enum": [policy.value for policy in VersionPolicy]},
             PARAMS_SCHEMA: _allow_null({"type": "object"}, "JSON Schema of the params"),
         },
     }

@@ -25,6 +25,7 @@ import flowkit
 from flowkit import CoordinatorConfig, WorkerConfig, limits, reason_codes
 from flowkit.activities.builtin_functions import METHODS, CoordinatorAdapters, default_adapters
 from flowkit.cli.app import app
+from flowkit.cli.project.scaffold import TEMPLATES
 from flowkit.config import _Topics
 from flowkit.errors import FlowKitError
 from flowkit.graph import field_checks, input_adapters
@@ -43,8 +44,8 @@ from flowkit.models import (
 from flowkit.testing import memory_database
 
 SOURCES = [ROOT / "src/flowkit", *(ROOT / name for name in ("activities", "adapters", "bridge", "workflows"))]
-PROJECT = ROOT / "src/flowkit/cli/project/templates"
-"""The template of `flowkit init`; some pages name its files."""
+PROJECT = [ROOT / "src/flowkit/cli/project/templates" / name for name in ("common", "batch")]
+"""The files of a project of `flowkit init`; some pages name them."""
 
 
 def page(name: str) -> str:
@@ -276,6 +277,11 @@ def test_every_command_is_described() -> None:
     assert {name for name in names if f"flowkit {name}" not in page("cli")} == set()
 
 
+def test_every_template_of_a_new_project_is_described() -> None:
+    described = rows(section(page("cli"), "A new project"))
+    assert described.keys() - {"--template"} == TEMPLATES.keys()
+
+
 def test_every_search_attribute_is_described() -> None:
     assert set(temporal_names.SEARCH_ATTRIBUTES) <= set(rows(section(page("operations"), "The Web UI")))
 
@@ -310,15 +316,18 @@ def anchors(file: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def exists(name: str) -> bool:
+    """Return whether a file is in this repository, or in a new project."""
+    return (ROOT / name).is_file() or any((folder / f"{name}.tmpl").is_file() for folder in PROJECT)
+
+
 @pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
 def test_every_named_file_and_make_target_exists(file: Path) -> None:
     text = file.read_text(encoding="utf-8")
     folders = "activities|adapters|benchmarks|deploy|examples|src|tests|workflows"
     named = re.findall(rf"`((?:{folders})/[\w/.-]+\.(?:py|yaml|sh|toml))`", text)
-    assert [
-        name for name in named if not (ROOT / name).is_file() and not (PROJECT / f"{name}.tmpl").is_file()
-    ] == []
-    makefiles = (ROOT / "Makefile", PROJECT / "Makefile.tmpl")
+    assert [name for name in named if not exists(name)] == []
+    makefiles = (ROOT / "Makefile", PROJECT[0] / "Makefile.tmpl")
     given = "".join(each.read_text(encoding="utf-8") for each in makefiles)
     targets = re.findall(r"^([a-z]+):", given, re.MULTILINE)
     wanted = re.findall(r"(?:^|`)make ([a-z]+)", text, re.MULTILINE)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pymongo import MongoClient
-from tests.docs.pages import ROOT
-from tests.docs.reader import Reader
+from tests.docs.pages import ROOT, blocks
+from tests.docs.reader import TIMEOUT, Reader, expect
+from tests.fork_server import fork_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,6 +57,16 @@ def check_out(folder: Path) -> None:
 @pytest.mark.parametrize("folder", [".", "examples/second_hour"])
 def test_a_readme_can_be_followed(folder: str, reader: Reader) -> None:
     reader.follow(ROOT / folder / "README.md")
+
+
+def test_the_first_example_is_short_typed_and_prints_what_the_readme_shows(tmp_path: Path) -> None:
+    page = blocks(ROOT / "README.md")
+    program = next(block for block in page if block.marks.get("file") == "words.py")
+    assert len(program.text.splitlines()) <= 40
+    (tmp_path / "words.py").write_text(program.text, encoding="utf-8")
+    code, out, err = fork_server().run([], tmp_path, os.environ, TIMEOUT, module="words")
+    assert code == 0, err
+    expect(next(block for block in page if block.language == "text"), out)
 
 
 def test_the_readme_fits_two_screens_and_shows_one_picture() -> None:

@@ -23,6 +23,7 @@ PUBLIC = [
     "flowkit.coordinator.adapters",
     "flowkit.core.log",
     "flowkit.errors",
+    "flowkit.flow",
     "flowkit.limits",
     "flowkit.plugin",
     "flowkit.schema",

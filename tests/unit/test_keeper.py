@@ -99,3 +99,11 @@ def test_new_notices_follow_the_known_ones_although_the_oldest_are_gone() -> Non
     assert list_new(("b", "c", "d"), ("a", "b", "c")) == ("d",)
     assert list_new(("a",), ()) == ("a",)
     assert list_new(("x",), ("a",)) == ("x",)
+
+
+def test_an_engine_with_a_flow_runs_code_that_is_reloaded() -> None:
+    options = UpOptions(handlers=("pipeline:flow",), flows=("pipeline:flow",))
+    engine: Any = Crashing()
+    processes = Processes(temporal=None, mongo=None, exports={}, engine=engine)
+    assert Keeper(make_plan(options, {}), processes, Path())._with_code() == [engine]
+    assert keeper(Crashing())._with_code() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -81,6 +82,11 @@ async def test_child_processes_batches_of_a_parent_that_still_runs() -> None:
     assert run.status == "finished"
     assert numbers(run, "b") == [0, 1, 2]
     assert [run.nodes[name].attempts for name in "ab"] == [1, 1]
+
+
+async def test_streaming_logs_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    await ran(node("a", "source"), node("b", "sink", "a", io=FIRST))
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_async_edge_lets_its_child_start_on_a_batch() -> None:

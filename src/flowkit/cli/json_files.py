@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.cli.errors import add_remedy
+from flowkit.cli.loading import is_flow_name, load_flow
 from flowkit.errors import ConfigError, GraphError
+from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.submission import parse_input, validate_input
 from flowkit.limits import FILE_BYTES
 from flowkit.text import printed
@@ -19,6 +21,7 @@ from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from flowkit.flow import Flow
     from flowkit.models import Graph
 
 _HERE = "this-file"
@@ -58,12 +61,14 @@ class GivenTask:
 
 
 def read_task(path: str, params: str | None = None, single: Sequence[str] = ()) -> GivenTask:
-    """Return the task in a file (`-` is stdin): a graph, or `{"params": …, "graph": …}`.
+    """Return the task in a file (`-` is stdin): a graph, or `{"params": …, "graph": …}`; or the graph of module:flow.
 
     The keys of `params` override those of the file, and those of `single` (`key=value`) override both. Raise
     ConfigError if the file cannot be read, or is neither JSON nor YAML, and GraphError if the outer structure is
     invalid.
     """
+    if is_flow_name(path):
+        return _read_flow(load_flow(path), _read_given(params, single))
     document = _read(path, "graph file")
     given = document.load()
     if isinstance(given, dict) and "nodes" not in given and {"graph", "params"} & given.keys():
@@ -73,9 +78,24 @@ def read_task(path: str, params: str | None = None, single: Sequence[str] = ()) 
         task = GivenTask(graph=given, document=document)
     if params is None and not single:
         return task
+    return replace(task, params={**task.params, **_read_given(params, single)})
+
+
+def _read_given(params: str | None, single: Sequence[str]) -> dict[str, Any]:
+    """Return the params of the command line."""
     more = {} if params is None else read_params(params)
-    own = read_pairs(single, "--param", "day=2026-01-31")
-    return replace(task, params={**task.params, **more, **own})
+    return {**more, **read_pairs(single, "--param", "day=2026-01-31")}
+
+
+def _read_flow(flow: Flow[Any], params: dict[str, Any]) -> GivenTask:
+    """Return the task of a flow, with the default values of its params. Without any params, they may follow later."""
+    graph = flow.to_dict()
+    try:
+        return GivenTask(graph=graph, params=flow.dump_params(params))
+    except GraphError:
+        if params or not graph.get(PARAMS_SCHEMA, {}).get("required"):
+            raise
+        return GivenTask(graph=graph)
 
 
 def read_params(text: str) -> dict[str, Any]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +23,7 @@ from flowkit.core.user_code import (
     shorten_path,
 )
 from flowkit.errors import ConfigError
+from flowkit.flow import Flow
 from flowkit.text import did_you_mean, one_line, truncate
 from flowkit.validation.arguments import require
 
@@ -69,16 +72,84 @@ def check_file(path: str) -> None:
 
 
 def load_handlers(names: list[str]) -> dict[str, RoleHandler]:
-    """Return handlers by role; instantiate a class without arguments. Raise ConfigError if a name is invalid."""
+    """Return handlers by role; instantiate a class without arguments, and take those of a flow.
+
+    Raise ConfigError if a name is invalid.
+    """
     handlers: dict[str, RoleHandler] = {}
-    sources: dict[str, str] = {}
+    sources: dict[str, tuple[str, object]] = {}
     for name in names:
-        handler = _load_handler(name)
-        if handler.role in handlers:
-            problem = ConfigError(f"{sources[handler.role]} and {name} both handle role {handler.role!r}")
-            raise add_remedy(problem, "pass only one of them, or start another worker for the other one")
-        handlers[handler.role], sources[handler.role] = handler, name
+        for handler, given in _load_named_handlers(name):
+            known, other = sources.setdefault(handler.role, (name, given))
+            if other is not given:
+                problem = ConfigError(f"{known} and {name} both handle role {handler.role!r}")
+                raise add_remedy(problem, "pass only one of them, or start another worker for the other one")
+            handlers.setdefault(handler.role, handler)
     return handlers
+
+
+_FLOW_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+def is_flow_name(name: str) -> bool:
+    """Return whether an argument for a graph has the form module:flow and is no file."""
+    return _FLOW_NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+def module_exists(name: str) -> bool:
+    """Return whether the top-level package of module:name can be found. Nothing is imported."""
+    look_in_current_folder()
+    return importlib.util.find_spec(name.partition(":")[0].partition(".")[0]) is not None
+
+
+def load_flow(name: str) -> Flow[Any]:
+    """Return the flow that module:flow names. What the module prints goes to stderr.
+
+    Raise ConfigError if it is no flow.
+    """
+    with redirect_stdout(sys.stderr):
+        found = _load(name)
+    if isinstance(found, Flow):
+        return found
+    problem = ConfigError(f"{name} is {_describe_kind(found)}, not a Flow")
+    flows = _list_flows(importlib.import_module(_split(name)[0]))
+    raise add_remedy(problem, f"the flows of the module are {', '.join(flows)}" if flows else _FLOW_REMEDY)
+
+
+_FLOW_REMEDY = "name an instance of flowkit.Flow that the module creates"
+
+
+def load_flow_parts(names: list[str]) -> tuple[dict[str, Any], dict[str, RoleHandler]]:
+    """Return what an engine runs of these flows: their functions by name, and their inline handlers by role.
+
+    Raise ConfigError if a name is invalid.
+    """
+    functions: dict[str, Any] = {}
+    handlers: dict[str, RoleHandler] = {}
+    for name in names:
+        flow = load_flow(name)
+        for function, value in flow.functions.items():
+            if functions.setdefault(function, value) is not value:
+                problem = ConfigError(f"{name} and another flow have different functions {function!r}")
+                raise add_remedy(problem, "rename one of them, or start another engine for its flow")
+        handlers |= {role: each for role, each in flow.handlers.items() if each.inline}
+    return functions, handlers
+
+
+def find_flows(names: list[str]) -> dict[str, Flow[Any]]:
+    """Return the flows among names of handlers and flows. The process that loads a name reports what is wrong with it.
+
+    A name such as `Handler` is that of a class, and is not loaded.
+    """
+    flows: dict[str, Flow[Any]] = {}
+    for name in names:
+        attribute = name.partition(":")[2]
+        if attribute[:1].isupper() and not attribute.isupper():
+            continue
+        with suppress(ConfigError), redirect_stdout(sys.stderr):
+            found = _load(name)
+            flows |= {name: found} if isinstance(found, Flow) else {}
+    return flows
 
 
 def check_names(names: list[str]) -> None:
@@ -120,8 +191,21 @@ def load_functions(pairs: list[str]) -> dict[str, Any]:
     return functions
 
 
-def _load_handler(name: str) -> RoleHandler:
+def _load_named_handlers(name: str) -> list[tuple[RoleHandler, object]]:
+    """Return the handlers that a name gives, each with what is equal only if two names give the same handler."""
     found = _load(name)
+    if not isinstance(found, Flow):
+        return [(_check_handler(name, found), object())]
+    if not found.handlers:
+        problem = ConfigError(f"{name} is a flow without handlers")
+        raise add_remedy(problem, "add them with flow.node, or start a worker for other handlers")
+    given = {node.spec.kind: node.handler for node in found.nodes.values() if node.handler is not None}
+    return [
+        (_check_handler(f"{name} (role {role})", each), given[role]) for role, each in found.handlers.items()
+    ]
+
+
+def _check_handler(name: str, found: Any) -> RoleHandler:
     handler = _make_instance(name, found) if isinstance(found, type) else found
     if not isinstance(handler, RoleHandler):
         problem = ConfigError(f"{name} is {_describe_kind(handler)}, not a handler")
@@ -205,10 +289,15 @@ def _explain_missing(name: str, error: ModuleNotFoundError) -> ConfigError:
 
 
 def _suggest_instead(module: ModuleType, attribute: str) -> str:
-    """Return a remedy that suggests a similar name, or lists the handlers of the module."""
+    """Return a remedy that suggests a similar name, or lists the flows and handlers of the module."""
     own = [name for name, value in vars(module).items() if _is_own_handler(module, value)]
-    handlers = f"its handlers are {', '.join(own)}" if own else "correct the name after the colon"
-    return did_you_mean(attribute, dir(module), otherwise=handlers)
+    listed = {"its flows are": _list_flows(module), "its handlers are": own}
+    shown = "; ".join(f"{what} {', '.join(names)}" for what, names in listed.items() if names)
+    return did_you_mean(attribute, dir(module), otherwise=shown or "correct the name after the colon")
+
+
+def _list_flows(module: ModuleType) -> list[str]:
+    return [name for name, value in vars(module).items() if isinstance(value, Flow)]
 
 
 def _is_own_handler(module: ModuleType, value: object) -> bool:
@@ -218,6 +307,8 @@ def _is_own_handler(module: ModuleType, value: object) -> bool:
 
 
 def _describe_kind(value: object) -> str:
+    if isinstance(value, (RoleHandler, type)):
+        return "a handler" if isinstance(value, RoleHandler) or issubclass(value, RoleHandler) else "a class"
     return "None" if value is None else f"of type {type(value).__name__}"
 
 

@@ -26,6 +26,13 @@ from flowkit.core.loops import run
 
 @with_options
 def engine(
+    flows: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FLOW]...",
+            help="Flows, as module:flow. The engine runs their functions, and hosts their inline handlers.",
+        ),
+    ] = None,
     *,
     where: Where,
     config: Annotated[
@@ -51,6 +58,7 @@ def engine(
         page_url=page_url,
         functions=functions or [],
         handlers=roles or [],
+        flows=flows or [],
         verbose=verbose,
     )
     if check:
@@ -101,7 +109,10 @@ def bridge(
 
 @with_options
 def worker(
-    handlers: Annotated[list[str], typer.Argument(help="Handlers, as module:CLASS or module:object.")],
+    handlers: Annotated[
+        list[str],
+        typer.Argument(help="Handlers, as module:CLASS or module:object, or flows, as module:flow."),
+    ],
     roles: Annotated[
         list[str] | None,
         typer.Option("--role", help="Run only this role of the handlers. Can be repeated."),
@@ -118,7 +129,7 @@ def worker(
     check: Check = False,
     verbose: Verbose = False,
 ) -> int:
-    """Run a worker for the roles of the given handlers."""
+    """Run a worker for the roles of the given handlers, and of the handlers of the given flows."""
     command = WorkerCommand(
         where=where,
         config=config,

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from flowkit.cli import output
 from flowkit.cli.health import health_endpoint, health_file
-from flowkit.cli.loading import choose_roles, load_config, load_functions, load_handlers, load_worker_config
+from flowkit.cli.loading import (
+    choose_roles,
+    load_config,
+    load_flow_parts,
+    load_functions,
+    load_handlers,
+    load_worker_config,
+)
 from flowkit.cli.output import log_processes
 from flowkit.core.loops import run
 from flowkit.core.ready_line import ready_line
@@ -48,13 +55,20 @@ class EngineCommand:
     functions: list[str]
     handlers: list[str]
     """Handlers that the engine hosts."""
+    flows: list[str]
+    """Flows whose functions and inline handlers the engine runs."""
     verbose: bool
 
     def load(self) -> tuple[CoordinatorConfig, dict[str, Any], dict[str, RoleHandler]]:
         """Return the settings, functions, and hosted handlers by role. Raise ConfigError if an option is invalid."""
         given = {"queue": self.where.queue, "page_url": self.page_url}
         settings = load_config(self.config, {name: value for name, value in given.items() if value})
-        return settings, load_functions(self.functions), load_handlers(self.handlers)
+        functions, handlers = load_flow_parts(self.flows)
+        return (
+            settings,
+            {**functions, **load_functions(self.functions)},
+            {**handlers, **load_handlers(self.handlers)},
+        )
 
     def __call__(self, reports: HealthOptions, number: int) -> None:
         """Run one engine until it is stopped."""

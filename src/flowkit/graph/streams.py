@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 SYNC, ASYNC = "sync", "async"
 EDGE_MODES = (SYNC, ASYNC)
-_ON_BATCH = "on_batch"
+ON_BATCH = "on_batch"
 _SHOWN_SOURCES = 5
 
 
@@ -68,8 +68,9 @@ def edge_mode_problems(edge: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _is_async(edge: Mapping[str, Any]) -> bool:
-    return edge.get("mode") == ASYNC or edge.get(_ON_BATCH) is True
+def is_async(edge: Mapping[str, Any]) -> bool:
+    """Return whether the first batch of its parent satisfies an entry of `edges_ex`."""
+    return edge.get("mode") == ASYNC or edge.get(ON_BATCH) is True
 
 
 def resolve_streams(
@@ -106,7 +107,7 @@ def _find_async_edges(graph: dict[str, Any]) -> dict[str, set[str]]:
     """Return the parents whose edges to a node are `async`, by node id."""
     found: dict[str, set[str]] = {}
     for edge in graph.get("edges_ex") or []:
-        if _is_async(edge):
+        if is_async(edge):
             found.setdefault(edge["to"], set()).add(edge["from"])
     return found
 
@@ -148,9 +149,9 @@ def _warn_of_edges(graph: dict[str, Any], gate_parents: Mapping[str, Sequence[st
     parents = {child: {*own} for child, own in gate_parents.items()}
     for edge in graph.get("edges_ex") or []:
         where = f"graph.edges_ex {printed(edge['from'])} -> {printed(edge['to'])}"
-        if not isinstance(edge.get(_ON_BATCH), (bool, type(None))):
-            yield f"{where}: on_batch {printed(edge[_ON_BATCH])} is ignored; it must be true or false"
-        if _is_async(edge) and edge["from"] not in parents.get(edge["to"], ()):
+        if not isinstance(edge.get(ON_BATCH), (bool, type(None))):
+            yield f"{where}: on_batch {printed(edge[ON_BATCH])} is ignored; it must be true or false"
+        if is_async(edge) and edge["from"] not in parents.get(edge["to"], ()):
             yield f"{where}: the async edge is ignored, because depends_on or a route takes precedence over it"
 
 

@@ -379,15 +379,16 @@ def engine_process(
     *,
     functions: Sequence[str] = (),
     roles: Sequence[str] = (),
+    flows: Sequence[str] = (),
     options: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> FlowkitProcess:
-    """Return an engine with these coordinator functions (`NAME=module:function`), hosted handlers and
-    command options.
+    """Return an engine with these coordinator functions (`NAME=module:function`), hosted handlers, flows
+    (`module:flow`) and command options.
     """
     given = [part for function in functions for part in ("--function", function)]
     given += [part for role in roles for part in ("--role", role)]
-    return FlowkitProcess(folder, "engine", ["engine", *given, *options], environment)
+    return FlowkitProcess(folder, "engine", ["engine", *given, *options, *flows], environment)
 
 
 def bridge_process(

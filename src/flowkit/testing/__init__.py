@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from flowkit.testing.context import HandlerContext, handler_context
+from flowkit.testing.fixtures import FlowkitRun, FlowkitTime
 from flowkit.testing.graphs import GraphRun, NodeRun, run_graph, simulate
 from flowkit.testing.memory import memory_database
 from flowkit.testing.simulation.server import TaskStuck
@@ -12,10 +14,14 @@ from flowkit.testing.simulation.steering import SimulatedTask
 from flowkit.testing.stubs import Stub, stub
 
 if TYPE_CHECKING:
+    from flowkit.testing.env import FlowkitEnv
     from flowkit.testing.external import ExternalWorker, Misbehavior
 
 __all__ = [
     "ExternalWorker",
+    "FlowkitEnv",
+    "FlowkitRun",
+    "FlowkitTime",
     "GraphRun",
     "HandlerContext",
     "Misbehavior",
@@ -31,10 +37,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import the external worker when it is first used: it needs a Kafka client, and other tests do not."""
-    if name in ("ExternalWorker", "Misbehavior"):
-        from flowkit.testing import external
+_HOMES = {"ExternalWorker": "external", "FlowkitEnv": "env", "Misbehavior": "external"}
+"""What is imported when it is first used: it needs a Kafka client, or an engine, and other tests do not."""
 
-        return getattr(external, name)
+
+def __getattr__(name: str) -> Any:
+    """Import a public name of `_HOMES`. Raise AttributeError for any other name."""
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 NAME, PACKAGE = "word-count", "word_count"
 
-HANDLERS = (f"{PACKAGE}.handlers:Extract", f"{PACKAGE}.handlers:Count")
+FLOW = f"{PACKAGE}.pipeline:flow"
 
 FLOWKIT_ON_PATH = {"PATH": f"{FLOWKIT.parent}{os.pathsep}{os.environ['PATH']}"}
 

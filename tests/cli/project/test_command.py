@@ -11,6 +11,8 @@ import pytest
 from tests.cli.project.new_project import FLOWKIT_ON_PATH, NAME, files, run_command
 from tests.integration.harness import FLOWKIT
 
+from flowkit.cli.project.scaffold import TEMPLATES
+
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
 
@@ -24,7 +26,7 @@ def test_it_prints_the_created_files_and_the_next_commands(program: Program) -> 
     commands = [line.split("#")[0].strip() for line in following]
     assert commands == [f"cd {NAME} && make test", "make up", "make run"]
     targets = run_command(program.folder / NAME, "make").stdout
-    assert all(f"make {name} " in targets for name in ("test", "up", "run", "result", "worker"))
+    assert all(f"make {name} " in targets for name in ("test", "types", "graph", "up", "run", "worker"))
 
 
 def test_it_prints_an_export_line_if_flowkit_is_not_on_path(program: Program) -> None:
@@ -35,12 +37,25 @@ def test_it_prints_an_export_line_if_flowkit_is_not_on_path(program: Program) ->
 def test_it_accepts_an_empty_folder(program: Program) -> None:
     output = program.run("init", "Words", "--dir", ".", env=FLOWKIT_ON_PATH)
     assert (output.code, output.err) == (0, "")
-    assert {"graph.json", "Words/handlers.py", ".gitignore"} <= files(program.folder)
+    assert {"Words/pipeline.py", "tests/test_pipeline.py", ".gitignore"} <= files(program.folder)
     assert [line.split("#")[0].strip() for line in output.out.splitlines()[-3:]] == [
         "make test",
         "make up",
         "make run",
     ]
+
+
+def test_a_wrong_template_is_an_error_that_lists_the_templates(program: Program) -> None:
+    output = program.run("init", NAME, "--template", "stream")
+    assert (output.code, output.out, files(program.folder)) == (2, "", set())
+    first, *lines = output.err.splitlines()
+    assert "there is no template 'stream'; did you mean 'streaming'?" in first
+    assert [line.split()[0] for line in lines] == list(TEMPLATES)
+
+
+def test_the_help_describes_each_template(program: Program) -> None:
+    text = " ".join(program.run("init", "--help", env={"COLUMNS": "200"}).out.replace("│", "").split())
+    assert [name for name, each in TEMPLATES.items() if f"{name} {each.summary}" not in text] == []
 
 
 @pytest.mark.parametrize(
@@ -73,9 +88,9 @@ def test_a_name_that_looks_like_an_option_is_an_error(program: Program) -> None:
 
 def test_a_folder_with_files_is_an_error_and_remains_unchanged(program: Program) -> None:
     (program.folder / NAME).mkdir()
-    program.write(f"{NAME}/graph.json", "mine")
+    program.write(f"{NAME}/notes.md", "mine")
     output = program.run("init", NAME)
-    assert (output.code, files(program.folder)) == (2, {f"{NAME}/graph.json"})
+    assert (output.code, files(program.folder)) == (2, {f"{NAME}/notes.md"})
     assert (
         "is not empty, so nothing was written; choose another name, or another folder with --dir"
         in output.err
@@ -106,7 +121,7 @@ def test_a_failed_write_leaves_nothing_behind(program: Program, tmp_path: Path) 
         "= scaffold.Project.files\n"
     )
     script += (
-        "scaffold.Project.files = lambda self: {**own(self), scaffold.PurePosixPath('graph.json/x'): ''}\n"
+        "scaffold.Project.files = lambda self: {**own(self), scaffold.PurePosixPath('Makefile/x'): ''}\n"
     )
     script += f"sys.exit(app.run(['init', {NAME!r}]))"
     completed = run_command(program.folder, sys.executable, "-c", script)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import tomllib
 from glob import glob
 
+import pytest
 from tests.cli.project.new_project import files
 from tests.integration.harness import ROOT
 
-from flowkit.cli.project.scaffold import new_project
+from flowkit.cli.project.scaffold import TEMPLATES, new_project
 
 
 def test_package_and_image_names_follow_from_the_project_name() -> None:
@@ -24,3 +25,19 @@ def test_the_wheel_contains_every_template() -> None:
     package, folder = ROOT / "src/flowkit", "cli/project/templates"
     packed = {path for pattern in data["flowkit"] for path in glob(pattern, root_dir=package, recursive=True)}
     assert {f"{folder}/{path}" for path in files(package / folder)} <= packed
+
+
+def test_every_template_has_a_folder_and_only_the_files_in_which_it_differs() -> None:
+    folder = ROOT / "src/flowkit/cli/project/templates"
+    common = files(folder / "common")
+    own = {each.name: files(each) for each in folder.iterdir() if each.name != "common"}
+    assert own.keys() == TEMPLATES.keys()
+    for name, found in own.items():
+        assert {"PACKAGE/pipeline.py.tmpl", "tests/test_pipeline.py.tmpl"} <= found, name
+        assert not found & common, name
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_no_placeholder_remains(template: str) -> None:
+    written = new_project("shop", template).files()
+    assert [path for path, text in written.items() if "@@" in text] == []

@@ -2,54 +2,116 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from ruamel.yaml import YAML
-from tests.cli.project.new_project import HANDLERS, NAME, PACKAGE, run_command, run_module
+from tests.cli.project.new_project import FLOW, NAME, PACKAGE, run_command, run_module
 from tests.fork_server import fork_server
 from tests.integration.harness import EVENT_TIMEOUT_SEC, ROOT
+
+from flowkit.cli.project.scaffold import TEMPLATES, new_project
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
     from tests.integration.harness import Harness
 
 
+@pytest.fixture(scope="module")
+def projects(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the packages of a project of each template, and their tests under different names."""
+    folder = tmp_path_factory.mktemp("projects")
+    for template in TEMPLATES:
+        for path, text in new_project(f"own-{template}", template).files().items():
+            target = folder / path
+            if path.parent.name == "tests":
+                target = target.with_stem(f"{path.stem}_{template}")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+    return folder
+
+
+def run_pytest(folder: Path) -> tuple[int, str]:
+    """Run the tests of a project, with the plugins that it requires.
+
+    In a fork, FlowKit is imported before pytest could rewrite the assertions in its plugin.
+    """
+    imported = "ignore::pytest.PytestAssertRewriteWarning"
+    options = ["-q", "-p", "no:cacheprovider", "-W", "error", "-W", imported]
+    code, out, err = fork_server().run(options, folder, os.environ, EVENT_TIMEOUT_SEC, module="pytest")
+    return code, out + err
+
+
+@pytest.mark.slow
+def test_the_tests_of_all_templates_pass(projects: Path) -> None:
+    code, output = run_pytest(projects)
+    assert code == 0, output
+
+
+@pytest.mark.slow
+def test_the_code_of_all_templates_passes_the_type_checker(projects: Path) -> None:
+    """With the settings of this project, whose cache holds the types of FlowKit."""
+    environment = {**os.environ, "MYPYPATH": str(projects)}
+    done = run_module(ROOT, "mypy", "--strict", str(projects), env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_code_of_all_templates_passes_linter_and_formatter(projects: Path) -> None:
+    for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."]):
+        done = run_module(projects, *command)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_flow_of_each_template_is_valid_and_has_three_nodes(
+    template: str, projects: Path, program: Program
+) -> None:
+    program.folder = projects
+    flow = f"own_{template}.pipeline:flow"
+    output = program.run("validate", flow, "--json")
+    view = json.loads(output.out)
+    assert (output.code, view["valid"], view["warnings"]) == (0, True, []), output.out
+    known = TEMPLATES[template]
+    roles = {node["role"] for node in view["nodes"]}
+    assert len(view["nodes"]) == 3
+    assert roles - {"approval", None} == {*known.roles, *known.external}
+
+
+def test_each_target_of_make_runs_a_command_of_the_project(made: Path) -> None:
+    (made / ".setup").touch()
+    done = run_command(made, "make", "-n", "PYTHON=python", "test", "types", "graph", "up", "run", "worker")
+    assert done.stdout.splitlines() == [
+        f"flowkit validate {FLOW}",
+        "python -m pytest -q",
+        f"python -m mypy {PACKAGE} tests",
+        f"flowkit graph {FLOW}",
+        f"flowkit up {FLOW}",
+        f"flowkit run {FLOW} --watch",
+        f"flowkit worker {FLOW}",
+    ]
+
+
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_make_test_passes(made: Path) -> None:
     (made / ".setup").touch()  # the packages are installed; pip would need a network
     done = run_command(made, "make", "test", "PYTHON=" + sys.executable)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "graph.json is valid: 2 nodes" in done.stdout
-    assert "2 passed" in done.stdout
+    assert f"{FLOW} is valid: 3 nodes" in done.stdout
+    assert "3 passed" in done.stdout
     assert "warning" not in (done.stdout + done.stderr).lower()
 
 
 @pytest.mark.slow
 def test_its_test_fails_if_a_handler_is_wrong(made: Path) -> None:
-    handlers = made / PACKAGE / "handlers.py"
-    handlers.write_text(handlers.read_text(encoding="utf-8").replace(".lower()", ""), encoding="utf-8")
-    arguments = ["-q", "-p", "no:cacheprovider"]
-    code, out, err = fork_server().run(arguments, made, os.environ, EVENT_TIMEOUT_SEC, module="pytest")
-    assert (code, "1 failed" in out) == (1, True), out + err
-
-
-def test_its_code_passes_linter_and_formatter(made: Path) -> None:
-    for command in (["ruff", "check", "."], ["ruff", "format", "--check", "."]):
-        done = run_module(made, *command)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_its_code_passes_the_type_checker(made: Path) -> None:
-    """With the settings of this project, whose cache holds the types of FlowKit."""
-    done = run_module(ROOT, "mypy", "--strict", str(made), env={**os.environ, "MYPYPATH": str(made)})
-    assert done.returncode == 0, done.stdout + done.stderr
+    pipeline = made / PACKAGE / "pipeline.py"
+    pipeline.write_text(pipeline.read_text(encoding="utf-8").replace(".lower()", ""), encoding="utf-8")
+    code, output = run_pytest(made)
+    assert (code, "1 failed" in output) == (1, True), output
 
 
 def loaded(file: Path) -> Any:
@@ -57,10 +119,18 @@ def loaded(file: Path) -> Any:
     return YAML(typ="safe").load(file.read_text(encoding="utf-8"))
 
 
-def test_its_compose_file_is_valid_and_mounts_existing_files(made: Path) -> None:
-    command = ["check_jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
-    done = run_module(made, *command)
+def check_compose_files(folder: Path, *names: str) -> None:
+    """Fail if a Compose file is not valid."""
+    done = run_module(folder, "check_jsonschema", "--builtin-schema", "vendor.compose-spec", *names)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_its_compose_file_is_valid_and_mounts_existing_files(made: Path) -> None:
+    external = new_project(NAME, "external").files()[PurePosixPath("docker-compose.yml")]
+    (made / "external.yml").write_text(external, encoding="utf-8")
+    check_compose_files(made, "docker-compose.yml", "external.yml")
+    worker = loaded(made / "external.yml")["services"]["external-worker"]
+    assert (worker["profiles"], worker["image"]) == (["external"], NAME)
     services = loaded(made / "docker-compose.yml")["services"].values()
     mounted = [volume.split(":")[0] for service in services for volume in service.get("volumes", [])]
     assert all((made / path).is_file() for path in mounted if path.startswith("./"))
@@ -73,11 +143,11 @@ def test_its_services_equal_those_of_our_compose_file(made: Path) -> None:
         n: s for n, s in ours.items() if n not in own
     }
     image = {"image": NAME}
-    assert theirs["engine"] == {**ours["engine"], **image}
+    assert theirs["engine"] == {**ours["engine"], **image, "command": ["engine", "--verbose", FLOW]}
     assert theirs["bridge"] == {**ours["bridge"], **image}
     command, check = theirs["worker"]["command"], theirs["worker"]["healthcheck"]
-    assert command == ["worker", "--verbose", *HANDLERS]
-    assert check["test"][4:] == ["extract", "count"]
+    assert command == ["worker", "--verbose", FLOW]
+    assert check["test"][4:] == ["pages", "words", "count"]
     assert theirs["worker"] == {
         **ours["worker"],
         **image,
@@ -108,10 +178,9 @@ async def test_its_task_runs_on_servers_and_prints_its_result(
     harness: Harness, program: Program, made: Path
 ) -> None:
     await harness.engine()
-    program.start("worker", *HANDLERS, env=harness.environment)
-    output = await program.call("run", "graph.json", "--watch", "--json", env=harness.environment)
+    program.start("worker", FLOW, env=harness.environment)
+    output = await program.call("run", FLOW, "--watch", "--json", env=harness.environment)
     view = json.loads(output.out)
     assert (output.code, view["status"]) == (0, "finished"), output.err
-    done = await asyncio.to_thread(run_module, made, f"{PACKAGE}.result", env=harness.environment)
-    assert f"task {view['task_id']} has counted 57 words" in done.stdout
-    assert ["of", "3"] in [line.split() for line in done.stdout.splitlines()]
+    result = await program.call("result", view["task_id"], "count", env=harness.environment)
+    assert ["metrics.words", "48"] in [line.split() for line in result.out.splitlines()]

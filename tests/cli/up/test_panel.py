@@ -70,6 +70,11 @@ def test_the_panel_shows_processes_tasks_folder_and_next_command() -> None:
     ]
 
 
+def test_the_next_command_runs_the_flow_of_the_workers() -> None:
+    lines = panel_lines(Snapshot(rows=ROWS, tasks=None), replace(INFO, graph="shop.pipeline:flow"))
+    assert any(line.startswith("next  flowkit run shop.pipeline:flow --watch") for line in lines)
+
+
 def test_the_panel_shows_processes_that_do_not_respond_or_exited() -> None:
     rows = (replace(ROWS[0], state=UNRESPONSIVE), replace(ROWS[3], state=EXITED))
     lines = panel_lines(Snapshot(rows=rows, tasks=None))

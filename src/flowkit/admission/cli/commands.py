@@ -243,7 +243,8 @@ def submit(
     graph: Annotated[
         str | None,
         typer.Argument(
-            metavar="[GRAPH]", help="JSON or YAML file with a graph, or with params and graph; - reads stdin."
+            metavar="[GRAPH]",
+            help="JSON or YAML file with a graph, or with params and graph (- reads stdin), or a flow as module:flow.",
         ),
     ] = None,
     tenant: Annotated[str, typer.Option(help="Tenant of the user.")] = DEFAULT_TENANT,

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowkit.cli import output
-from flowkit.cli.project.scaffold import new_project, write_project
+from flowkit.cli.project.scaffold import (
+    DEFAULT_TEMPLATE,
+    TEMPLATES,
+    describe_templates,
+    new_project,
+    write_project,
+)
 
 if TYPE_CHECKING:
     from flowkit.cli.project.scaffold import Project
@@ -30,9 +36,15 @@ def init(
             "--dir", help="Folder of the project. It must be empty or not exist yet.", show_default="NAME"
         ),
     ] = None,
+    template: Annotated[
+        str,
+        typer.Option(
+            metavar="TEMPLATE", help="\n\n".join(["What the pipeline shows:", *describe_templates()])
+        ),
+    ] = DEFAULT_TEMPLATE,
 ) -> None:
-    """Create a project: a graph of two nodes, their handlers, a test, a Makefile and a Compose file."""
-    project = new_project(name)
+    """Create a project: a typed pipeline of three nodes, its test, a Makefile and a Compose file."""
+    project = new_project(name, template)
     target = folder or Path(name)
     files = write_project(project, target.absolute())
     output.echo(f"created {name} in {target}: {len(files)} files, including")
@@ -54,9 +66,8 @@ def _print_rows(rows: dict[str, str]) -> None:
 def _highlights(project: Project) -> dict[str, str]:
     return {
         "README.md": "what to do next",
-        "graph.json": "two nodes: extract, then count",
-        f"{project.package}/handlers.py": "the two handlers",
-        "tests/test_graph.py": "runs the graph without a server",
+        f"{project.package}/pipeline.py": TEMPLATES[project.template].summary,
+        "tests/test_pipeline.py": "runs the pipeline without a server",
         "Makefile": "run `make` to list its targets",
         "docker-compose.yml": "the same setup in containers",
     }
@@ -66,7 +77,7 @@ def _next_steps(folder: Path) -> dict[str, str]:
     """Return the next commands with comments."""
     change_folder = f"cd {shlex.quote(str(folder))} && " if folder.absolute() != Path.cwd() else ""
     return {
-        f"{change_folder}make test": "# checks the graph and runs the test without a server",
+        f"{change_folder}make test": "# checks the graph and runs the tests, without a server",
         "make up": "# runs servers, an engine and a worker until Ctrl-C",
         "make run": "# in a second terminal: starts a task and watches it",
     }

@@ -7,6 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 from importlib import resources, util
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from string import Template
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from flowkit.cli.errors import add_remedy
 from flowkit.core.version import __version__
 from flowkit.errors import ConfigError
+from flowkit.text import did_you_mean, printed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +26,42 @@ _NAME_PATTERN = re.compile(r"[a-z](?:[a-z0-9_-]*[a-z0-9])?", re.ASCII | re.IGNOR
 _NAME_RULE = "use letters, digits, '-' and '_'; start with a letter and end with a letter or digit"
 _PROJECT_FOLDERS = {"tests", "deploy", "wheels"}
 _SUFFIX = ".tmpl"
+_PART_SUFFIX = ".part"
+_PARTS = ("about", "targets", "services")
+_HERE = PurePosixPath()
+_COMMON = "common"
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectTemplate:
+    """What one template adds to the files that all projects have."""
+
+    summary: str
+    """One line, without a full stop, that says what its pipeline shows."""
+    roles: tuple[str, ...]
+    """The roles that a worker of FlowKit runs."""
+    external: tuple[str, ...] = ()
+    """The roles that external workers run."""
+
+
+TEMPLATES = {
+    "batch": ProjectTemplate(
+        "a source, a node that processes its batches, and one that adds them up", ("pages", "words", "count")
+    ),
+    "streaming": ProjectTemplate(
+        "nodes that start on the first batch of the one before", ("orders", "price", "book")
+    ),
+    "map": ProjectTemplate(
+        "a node that processes the items of a list in the params, several at the same time",
+        ("fetch", "rate", "rank"),
+    ),
+    "external": ProjectTemplate(
+        "a node that an external worker runs, through Kafka; with the worker", ("pages", "report"), ("count",)
+    ),
+    "approval": ProjectTemplate("a node that waits until a person approves or rejects", ("draft", "send")),
+}
+"""The templates by name. Each has a folder beside `common`, with the files in which its projects differ."""
+DEFAULT_TEMPLATE = "batch"
 
 
 class _Template(Template):
@@ -37,6 +75,7 @@ class Project:
     """A new project."""
 
     name: str
+    template: str = DEFAULT_TEMPLATE
 
     @property
     def package(self) -> str:
@@ -50,16 +89,26 @@ class Project:
 
     def files(self) -> dict[PurePosixPath, str]:
         """Return the text of each file by its path in the project."""
-        values = {
+        folder = resources.files("flowkit.cli.project") / "templates"
+        own = folder / self.template
+        values = self._values()
+        values |= {name: _Template(text).substitute(values) for name, text in _parts(own).items()}
+        return {
+            self._target_path(path): _Template(template.read_text(encoding="utf-8")).substitute(values)
+            for path, template in chain(_templates(folder / _COMMON), _templates(own))
+        }
+
+    def _values(self) -> dict[str, str]:
+        template = TEMPLATES[self.template]
+        return {
             "name": self.name,
             "package": self.package,
             "image": self.image,
             "version": __version__,
-        }
-        root = resources.files("flowkit.cli.project") / "templates"
-        return {
-            self._target_path(path): _Template(template.read_text(encoding="utf-8")).substitute(values)
-            for path, template in _templates(root, PurePosixPath())
+            "summary": template.summary,
+            "roles": ", ".join(template.roles),
+            "external": ",".join(template.external),
+            "up_options": "".join(f" --external {role}" for role in template.external),
         }
 
     def _target_path(self, path: PurePosixPath) -> PurePosixPath:
@@ -71,7 +120,9 @@ class Project:
         return PurePosixPath(*parts)
 
 
-def _templates(folder: Traversable, prefix: PurePosixPath) -> Iterator[tuple[PurePosixPath, Traversable]]:
+def _templates(
+    folder: Traversable, prefix: PurePosixPath = _HERE
+) -> Iterator[tuple[PurePosixPath, Traversable]]:
     for entry in sorted(folder.iterdir(), key=lambda each: each.name):
         path = prefix / entry.name
         if entry.is_dir():
@@ -80,15 +131,35 @@ def _templates(folder: Traversable, prefix: PurePosixPath) -> Iterator[tuple[Pur
             yield path, entry
 
 
-def new_project(name: str) -> Project:
-    """Return the project with that name. Raises ConfigError if the name is not valid."""
+def _parts(folder: Traversable) -> dict[str, str]:
+    """Return the texts that a template adds to files of all projects, by their placeholders."""
+    files = ((name, folder / f"{name}{_PART_SUFFIX}") for name in _PARTS)
+    return {name: file.read_text(encoding="utf-8") if file.is_file() else "" for name, file in files}
+
+
+def new_project(name: str, template: str = DEFAULT_TEMPLATE) -> Project:
+    """Return the project with that name. Raises ConfigError if the name or the template is not valid."""
+    if template not in TEMPLATES:
+        raise add_remedy(ConfigError(f"there is no template {printed(template)}"), _choose_template(template))
     if problem := _name_problem(name):
         raise add_remedy(ConfigError(f"NAME {name!r} is not a valid project name: {problem}"), _NAME_RULE)
-    project = Project(name)
+    project = Project(name, template)
     if conflict := _name_conflict(project.package):
         problem = f"NAME {name!r} gives the Python package {project.package!r}, which is {conflict}"
         raise add_remedy(ConfigError(problem), "choose another name")
     return project
+
+
+def _choose_template(given: str) -> str:
+    """Return a remedy with a line for each template."""
+    guess = did_you_mean(given, TEMPLATES, otherwise="choose one of these")
+    return "\n".join([guess, *describe_templates()])
+
+
+def describe_templates() -> list[str]:
+    """Return a line for each template, with its name and summary."""
+    width = max(map(len, TEMPLATES))
+    return [f"  {name:<{width}}  {template.summary}" for name, template in TEMPLATES.items()]
 
 
 def _name_problem(name: str) -> str:

@@ -15,6 +15,7 @@ import typer
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.json_files import read_task
+from flowkit.cli.loading import is_flow_name, module_exists
 from flowkit.cli.options import AnyQueue, Where, with_options
 from flowkit.errors import ConfigError, UnknownTask
 from flowkit.pictures.formats import SUFFIXES, Format, draw
@@ -37,7 +38,7 @@ def graph(
         str,
         typer.Argument(
             metavar="TASK|GRAPH",
-            help="Id of a task, or JSON or YAML file with a graph as for `run`; - reads stdin.",
+            help="Id of a task, or a graph as for `run`: JSON or YAML file (- reads stdin), or flow as module:flow.",
         ),
     ],
     form: Annotated[
@@ -112,8 +113,10 @@ def _check_target(target: Path, source: str) -> None:
 
 
 def _is_task(source: str) -> bool:
-    """Return whether an argument is the id of a task: it is no file, and no name of a JSON or YAML file."""
-    return source != "-" and not source.lower().endswith(VALUE_SUFFIXES) and not os.path.isfile(source)
+    """Return whether an argument is the id of a task: no file, no name of a JSON or YAML file, and no flow."""
+    if source == "-" or source.lower().endswith(VALUE_SUFFIXES) or os.path.isfile(source):
+        return False
+    return not (is_flow_name(source) and module_exists(source))
 
 
 def _read_file(path: str) -> Picture:

@@ -27,7 +27,8 @@ from flowkit.text import count_of
 GraphFile = Annotated[
     str,
     typer.Argument(
-        metavar="GRAPH", help="JSON or YAML file with a graph, or with params and graph; - reads stdin."
+        metavar="GRAPH",
+        help="JSON or YAML file with a graph, or with params and graph (- reads stdin), or a flow as module:flow.",
     ),
 ]
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,8 @@ def up(
     handlers: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Handlers for the workers, as module:CLASS or module:object. Without handlers, no worker starts."
+            help="Handlers for the workers, as module:CLASS or module:object, or flows, as module:flow. Without "
+            "handlers, no worker starts. The engine runs the functions and inline handlers of flows."
         ),
     ] = None,
     only: Annotated[
@@ -91,7 +93,7 @@ def up(
 ) -> None:
     """Run Temporal with its Web UI, MongoDB, an engine and workers until Ctrl-C. For development."""
     log_warnings(verbose)
-    from flowkit.cli.loading import check_file, check_names, look_in_current_folder
+    from flowkit.cli.loading import check_file, check_names, find_flows, look_in_current_folder
     from flowkit.cli.up.plan import UpOptions, UpPart, make_plan, parse_external, parse_parts
     from flowkit.payload_converter import configured_converter
 
@@ -116,9 +118,14 @@ def up(
         products=tuple(name for name, is_wanted in wanted.items() if is_wanted),
         verbose=verbose,
     )
-    plan = make_plan(options, os.environ)
+    make_plan(
+        options, os.environ
+    )  # Options that contradict each other are an error before anything is imported.
     check_names([*options.handlers, *options.roles, *_list_targets(functions or [])])
     look_in_current_folder()
+    flows = find_flows(handlers or [])
+    served = tuple(name for name in options.handlers if name not in flows or flows[name].handlers)
+    plan = make_plan(replace(options, handlers=served, flows=tuple(flows)), os.environ)
     if config is not None:
         check_file(config)
     configured_converter()

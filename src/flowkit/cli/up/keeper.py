@@ -125,7 +125,7 @@ class Keeper:
         """Return the processes that run code or settings of the user. A bridge has only settings."""
         options, engine, bridge = self._plan.options, self._processes.engine, self._processes.bridge
         found = [*self._processes.workers]
-        if engine is not None and (options.functions or options.roles or options.config):
+        if engine is not None and (options.functions or options.roles or options.flows or options.config):
             found.append(engine)
         if bridge is not None and options.config:
             found.append(bridge)
@@ -201,7 +201,7 @@ async def _watch_files(plan: UpPlan) -> AsyncIterator[list[str]]:
 def _find_watched(plan: UpPlan) -> tuple[list[Path], str | None]:
     """Return the folders to watch, and the absolute path of `--config`."""
     options = plan.options
-    folders = find_folders([*options.handlers, *options.roles, *options.functions])
+    folders = find_folders([*options.handlers, *options.flows, *options.roles, *options.functions])
     if options.config is None:
         return folders, None
     config = Path(options.config).resolve()

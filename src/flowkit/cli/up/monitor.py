@@ -49,6 +49,8 @@ _STYLES = {RUNNING: "green", STARTING: "yellow"}
 MAX_TASKS = 20
 TIMEOUT_SEC = 3.0
 
+_GRAPH = "graph.json"
+"""Stands for the user's file where no flow is known."""
 _REFRESH_SEC = 1.0
 _MIN_TASKS, _MAX_TASKS = 3, 10
 _MAX_NOTICES = 4
@@ -64,6 +66,7 @@ def monitor(plan: UpPlan, processes: Processes, folder: Path) -> None:
         kept=plan.options.data is not None,
         runs_tasks=bool(processes.flowkit),
         runs_workers=bool(processes.workers),
+        graph=next(iter(plan.options.flows), _GRAPH),
         exports=tuple(terminal_exports(plan, os.environ, processes.exports)),
         addresses=_list_addresses(plan),
     )
@@ -245,6 +248,8 @@ class UpInfo:
     """Whether the folder remains when `flowkit up` exits."""
     runs_tasks: bool
     runs_workers: bool = True
+    graph: str = _GRAPH
+    """The graph of the command that starts a task: a flow that the workers run, or an example."""
     exports: tuple[str, ...] = ()
     """`export` lines that another terminal needs first."""
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -362,7 +367,7 @@ def _list_facts(info: UpInfo, lines: str) -> list[tuple[str, str]]:
     if info.runs_tasks:
         suffix = f" (in another terminal, after {lines})" if info.exports else ""
         prefix = "" if info.runs_workers else "flowkit worker module:CLASS …, then "
-        info_rows.append(("next", f"{prefix}flowkit run graph.json --watch{suffix}"))
+        info_rows.append(("next", f"{prefix}flowkit run {info.graph} --watch{suffix}"))
     elif info.exports:
         info_rows.append(("next", f"run {lines} to connect other programs"))
     return info_rows

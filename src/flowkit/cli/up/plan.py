@@ -75,6 +75,9 @@ class UpOptions:
     """The options of `flowkit up`."""
 
     handlers: tuple[str, ...] = ()
+    """Handlers and flows that the workers run."""
+    flows: tuple[str, ...] = ()
+    """Flows whose functions and inline handlers the engine runs."""
     only: tuple[str, ...] = ()
     data: Path | None = None
     port_base: int | None = None

@@ -71,6 +71,7 @@ def create_processes(plan: UpPlan, folder: Path) -> Processes:
             folder,
             functions=options.functions,
             roles=options.roles,
+            flows=options.flows,
             options=[*verbose, *engine_config],
             environment=processes.exports,
         )

@@ -168,7 +168,15 @@ def signal(name: str, value: object) -> Any:
     job = WorkflowActivationJob()
     job.signal_workflow.signal_name = name
     job.signal_workflow.input.append(to_payload(value))
+    if (
+        _EVENT_ID in job.signal_workflow.DESCRIPTOR.fields_by_name
+    ):  # the SDK warns of a signal without an event
+        setattr(job.signal_workflow, _EVENT_ID, 1)
     return job
+
+
+_EVENT_ID = "originating_event_id"
+"""A field that only newer releases of the SDK have."""
 
 
 def update(number: int, name: str, given: object) -> Any:

@@ -1,0 +1,353 @@
+"""A graph as a program writes it: nodes with types, linked by methods. `to_dict` gives its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from graphlib import TopologicalSorter
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, Protocol, cast, overload
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from typing_extensions import TypeVar
+
+from flowkit.errors import GraphError
+from flowkit.flow.checks import HERE, check_graph, find_secret, params_problem
+from flowkit.flow.handlers import Handlers
+from flowkit.flow.nodes import FlowNode, make_error
+from flowkit.flow.places import calling_line
+from flowkit.flow.reading import KNOWN_KEYS, SETTINGS, read_extra, read_settings, read_specs
+from flowkit.flow.specs import NodeSpec, write_edges
+from flowkit.flow.values import present, to_json, to_seconds
+from flowkit.graph.field_checks import wrong_graph
+from flowkit.graph.params import PARAMS_SCHEMA
+from flowkit.graph.routes import find_routers
+from flowkit.graph.submission import validate_input
+from flowkit.models import APPROVAL, COORDINATOR_FN, DELAY, ENGINE_TYPES
+from flowkit.text import kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+    from datetime import datetime
+
+    from flowkit.activities.handlers import RoleHandler
+    from flowkit.flow.values import Duration
+    from flowkit.models import TaskResult
+    from flowkit.testing import GraphRun
+
+P = TypeVar("P", default=dict[str, Any])
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class TaskStarter(Protocol):
+    """What starts tasks and waits for them: a Coordinator or a TaskClient."""
+
+    async def create_task(
+        self, *, params: dict[str, Any], graph: dict[str, Any], task_id: str | None = None
+    ) -> str:
+        """Start a task and return its id."""
+
+    def result(self, task_id: str, timeout: float | None = None) -> Awaitable[TaskResult]:
+        """Wait for a task to end, and return its result."""
+
+
+class Flow(Generic[P]):
+    """A graph whose tasks take params of the type `P`. Create nodes after their parents, so that no cycle can arise.
+
+    `params` is the type of the params: a pydantic model, or any type that pydantic validates and whose JSON is an
+    object. It gives the `params_schema` of the graph, and the names that expressions may read. `variables` is the type
+    of the task's variables, only for the check of expressions. The other arguments are the fields of the graph, and
+    `extra` has further keys of it, which FlowKit stores and ignores.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        params: type[P] | None = None,
+        *,
+        variables: type[Any] | None = None,
+        on_node_failure: Literal["fail", "continue", "hold", "finish_running"] | None = None,
+        deadline_sec: Duration | None = None,
+        hold_sec: Duration | None = None,
+        version_policy: Literal["any", "pin"] | None = None,
+        params_schema: Mapping[str, Any] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Raise GraphError if `params` is no type whose JSON is an object."""
+        self.name = name
+        self.params = params
+        self.variables = variables
+        self._place = calling_line()
+        self._nodes: dict[str, FlowNode[Any, Any]] = {}
+        self._handlers = Handlers()
+        self._functions: dict[str, Callable[..., Any]] = {}
+        self._extra: dict[str, Any] = to_json(dict(extra or {}), "extra")
+        if known := KNOWN_KEYS & self._extra.keys():
+            raise make_error(self._place, f"extra has {min(known)!r}, which is no key of your own; remove it")
+        self._settings = present(
+            params_schema=None if params_schema is None else to_json(dict(params_schema), PARAMS_SCHEMA),
+            on_node_failure=on_node_failure,
+            deadline_sec=to_seconds(deadline_sec),
+            hold_sec=to_seconds(hold_sec),
+            version_policy=version_policy,
+        )
+        self._adapter: TypeAdapter[Any] | None = None
+        if params is not None:
+            self._take_params(params)
+
+    def _take_params(self, params: type[P]) -> None:
+        if PARAMS_SCHEMA in self._settings:
+            raise make_error(
+                self._place, "params and params_schema exclude each other; leave one of them out"
+            )
+        try:
+            self._adapter = TypeAdapter(params)
+            schema = self._adapter.json_schema()
+        except PydanticUserError as error:
+            problem = f"params is {params!r}, which pydantic cannot use: {error.message}"
+            raise make_error(self._place, problem) from None
+        if schema.get("type", "object") != "object":
+            problem = f"params is {params!r}, whose JSON is of type {schema['type']!r}; use a model"
+            raise make_error(self._place, problem)
+        if (secret := find_secret(schema)) is not None:
+            remedy = "Temporal stores params in plain text; pass a reference instead"
+            raise make_error(self._place, f"params has the secret {secret!r}: {remedy}")
+        self._settings[PARAMS_SCHEMA] = schema
+
+    @classmethod
+    def from_dict(cls, graph: Mapping[str, Any]) -> Flow[dict[str, Any]]:
+        """Return the flow of a graph as JSON. Raise GraphError if the graph is not valid.
+
+        Its roles are run by other processes, or by the handlers that `test` gets. `to_dict` of the flow gives the
+        normal form of the graph.
+        """
+        if not isinstance(graph, Mapping):
+            raise GraphError([wrong_graph(graph)])
+        given = to_json(dict(graph), "graph")
+        validate_input(HERE, {"params": {}, "graph": given})
+        name = given.get("name")
+        flow = cast("type[Flow[dict[str, Any]]]", cls)(name if isinstance(name, str) else "")
+        flow._extra = read_extra(given)
+        flow._settings = read_settings(given)
+        specs = {spec.node_id: spec for spec in read_specs(given)}
+        routers = find_routers(given)
+        waits = {node_id: [*spec.links, *routers.get(node_id, ())] for node_id, spec in specs.items()}
+        numbers = {node_id: number for number, node_id in enumerate(TopologicalSorter(waits).static_order())}
+        flow._nodes = {node_id: FlowNode(flow, numbers[node_id], spec) for node_id, spec in specs.items()}
+        return flow
+
+    # --- nodes ---------------------------------------------------------------------------------------------------
+
+    def node(
+        self, node_id: str, handler: type[RoleHandler[In, Out]] | RoleHandler[In, Out]
+    ) -> FlowNode[In, Out]:
+        """Add a node that this handler runs: its class, which is created without arguments, or an instance.
+
+        Raise GraphError if the handler has no role, or another one of this flow has the same role.
+        """
+        place = calling_line()
+        role = self._handlers.add(handler, node_id, place)
+        return self._add(NodeSpec(node_id=node_id, kind=role), handler)
+
+    @overload
+    def external(self, node_id: str, role: str) -> FlowNode[Any, Any]: ...
+
+    @overload
+    def external(self, node_id: str, role: str, reads: type[In], writes: type[Out]) -> FlowNode[In, Out]: ...
+
+    def external(self, node_id: str, role: str, reads: Any = None, writes: Any = None) -> FlowNode[Any, Any]:
+        """Add a node whose role other processes run, with the types that it reads and writes."""
+        return self._add(NodeSpec(node_id=node_id, kind=role))
+
+    def function(
+        self, node_id: str, function: str | Callable[..., Any], /, **fn_args: Any
+    ) -> FlowNode[Never, object]:
+        """Add a node that calls a function of the engine: a function of the program, or the name of one.
+
+        `fn_args` are its keyword arguments after the task id; they may be expressions.
+        """
+        spec = NodeSpec(node_id=node_id, kind=COORDINATOR_FN)
+        node: FlowNode[Never, object] = self._add(spec)
+        spec.io["fn"] = function if isinstance(function, str) else self._add_function(node, function)
+        if fn_args:
+            spec.io["fn_args"] = node._convert("function", fn_args)
+        node._note("io.fn", "io.fn_args")
+        return node
+
+    def approval(
+        self, node_id: str, text: str | None = None, *, default: Literal["approve", "reject"] | None = None
+    ) -> FlowNode[Never, object]:
+        """Add a node that waits until a person decides. `default` applies when its deadline passes."""
+        return self._add_engine_node(node_id, APPROVAL, present(text=text, default=default))
+
+    @overload
+    def delay(self, node_id: str, sec: Duration) -> FlowNode[Never, object]: ...
+
+    @overload
+    def delay(self, node_id: str, *, until: datetime | str) -> FlowNode[Never, object]: ...
+
+    def delay(
+        self, node_id: str, sec: Duration | None = None, *, until: datetime | str | None = None
+    ) -> FlowNode[Never, object]:
+        """Add a node that waits for a time, or until a moment with its time zone."""
+        settings = present(sec=to_seconds(sec), until=to_json(until, "until"))
+        return self._add_engine_node(node_id, DELAY, settings)
+
+    def _add_engine_node(self, node_id: str, kind: str, settings: dict[str, Any]) -> FlowNode[Never, object]:
+        node: FlowNode[Never, object] = self._add(
+            NodeSpec(node_id=node_id, kind=kind, inline=settings or None)
+        )
+        return node._note("io.input_inline")
+
+    def _add(self, spec: NodeSpec, handler: Any = None) -> FlowNode[Any, Any]:
+        place = calling_line()
+        known = self._nodes.get(spec.node_id)
+        if known is not None:
+            where = f", at {known.spec.places['']}" if "" in known.spec.places else ""
+            raise make_error(
+                place, f"node id {spec.node_id!r} is already used{where}; give the node its own id"
+            )
+        spec.places[""] = place
+        node: FlowNode[Any, Any] = FlowNode(self, len(self._nodes), spec, handler)
+        self._nodes[spec.node_id] = node
+        return node
+
+    def _add_function(self, node: FlowNode[Any, Any], function: Callable[..., Any]) -> str:
+        name = getattr(function, "__name__", "")
+        if not callable(function) or not name.isidentifier():
+            raise node._error(
+                f"the function is {kind_of(function)} without a name; pass a function that `def` defines, or its name"
+            )
+        if self._functions.setdefault(name, function) != function:
+            raise node._error(f"another function of the flow has the name {name!r}; rename one of them")
+        return name
+
+    @property
+    def nodes(self) -> Mapping[str, FlowNode[Any, Any]]:
+        """The nodes by id, in the order of the graph."""
+        return MappingProxyType(self._nodes)
+
+    @property
+    def handlers(self) -> dict[str, RoleHandler[Any, Any]]:
+        """The handlers by role. Classes are instantiated once, without arguments."""
+        return self._handlers.instances()
+
+    @property
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """The functions that the program gave to nodes, by name."""
+        return dict(self._functions)
+
+    # --- JSON ----------------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the graph as JSON, with its keys in a fixed order.
+
+        Raise GraphError if it is not valid. Its problems name the lines of the program.
+        """
+        graph = self._write()
+        check_graph(graph, self._place, [*self._nodes.values()], self.handlers, self.params, self.variables)
+        return graph
+
+    def _write(self) -> dict[str, Any]:
+        specs, typed = [node.spec for node in self._nodes.values()], self._list_typed()
+        edges = write_edges(specs)
+        graph = {
+            **({"name": self.name} if self.name else {}),
+            **{key: self._settings[key] for key in SETTINGS if key in self._settings},
+            **self._extra,
+            "nodes": [spec.to_dict(ignores_parents=self._ignores_parents(spec, typed)) for spec in specs],
+            **({"edges_ex": edges} if edges else {}),
+        }
+        return deepcopy(graph)
+
+    def _list_typed(self) -> frozenset[str]:
+        """Return the roles whose handlers name types."""
+        return frozenset(
+            role for role, each in self.handlers.items() if each.is_source or each.input_type is not None
+        )
+
+    def _ignores_parents(self, spec: NodeSpec, typed: frozenset[str]) -> bool:
+        """Return whether a node has parents that store batches, and has said that it does not read them.
+
+        The methods of a node say where the items of a typed handler come from. Others may read batches themselves.
+        """
+        stores = any(self._nodes[parent].spec.kind not in ENGINE_TYPES for parent in spec.links)
+        return spec.kind in typed and stores and "map" not in spec.fields
+
+    def dump_params(self, params: P | Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return params as JSON, with the default values of the type `P`. Unknown keys are kept.
+
+        Raise GraphError if they do not fit the type.
+        """
+        given: dict[str, Any] = {} if params is None else cast("dict[str, Any]", params)
+        if self._adapter is None:
+            return cast("dict[str, Any]", to_json(dict(given), "params"))
+        dumped = self._adapter.dump_python(
+            self._validate(given, ""), mode="json", by_alias=True, round_trip=True
+        )
+        self._validate(dumped, "their JSON cannot be read back; use 'alias' for other names: ")
+        names = {*dumped, *getattr(self.params, "model_fields", ())}
+        kept = (
+            {key: value for key, value in given.items() if key not in names}
+            if isinstance(given, dict)
+            else {}
+        )
+        return {**to_json(kept, "params"), **dumped}
+
+    def _validate(self, given: Any, context: str) -> Any:
+        assert self._adapter is not None
+        try:
+            return self._adapter.validate_python(given)
+        except ValidationError as error:
+            raise GraphError([context + params_problem(each) for each in error.errors()]) from None
+
+    # --- tasks ---------------------------------------------------------------------------------------------------
+
+    async def submit(
+        self, coordinator: TaskStarter, params: P | None = None, *, task_id: str | None = None
+    ) -> str:
+        """Start a task and return its id. `coordinator` is a Coordinator or a TaskClient.
+
+        Raise GraphError if the flow or the params are not valid, and what its `create_task` raises.
+        """
+        return await coordinator.create_task(
+            params=self.dump_params(params), graph=self.to_dict(), task_id=task_id
+        )
+
+    def run(
+        self,
+        coordinator: TaskStarter,
+        params: P | None = None,
+        *,
+        task_id: str | None = None,
+        timeout: float | None = None,
+    ) -> Coroutine[Any, Any, TaskResult]:
+        """Start a task, wait up to `timeout` seconds for its end, and return its result.
+
+        Raise TaskFailed or TaskCancelled if it ended that way, TaskStillOpen (a TimeoutError) if it still runs, and
+        the errors of `submit`.
+        """
+        return self._run(coordinator, params, task_id, timeout)
+
+    async def _run(
+        self, coordinator: TaskStarter, params: P | None, task_id: str | None, seconds: float | None
+    ) -> TaskResult:
+        return await coordinator.result(await self.submit(coordinator, params, task_id=task_id), seconds)
+
+    async def test(
+        self,
+        params: P | None = None,
+        *stubs: RoleHandler[Any, Any],
+        functions: Mapping[str, Any] | None = None,
+        db: Any = None,
+    ) -> GraphRun:
+        """Run a task in this process, without any server, and return its outcome (`flowkit.testing.run_graph`).
+
+        The flow's own handlers and functions run; a handler in `stubs` replaces that of its role, and a function in
+        `functions` that of its name. Raise ConfigError for a role without a handler.
+        """
+        from flowkit.testing import run_graph
+
+        return await run_graph(self, *stubs, params=params, functions=functions, db=db)

@@ -1,0 +1,296 @@
+"""Check the graph of a flow, and name the lines of the program that its problems concern.
+
+Beside what the graph itself must fulfil, expressions are checked against the types of params and variables, the items
+of `maps` against the type of the list, and inputs against what the handlers read.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import islice
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import TypeAdapter
+
+from flowkit.activities.hook_calls import RESERVED
+from flowkit.errors import BadCondition, GraphError
+from flowkit.flow.specs import walk_places
+from flowkit.flow.types import differing_items
+from flowkit.graph import cel
+from flowkit.graph.contracts import CONVERTS
+from flowkit.graph.expressions import MAP_OVER, find_expressions
+from flowkit.graph.submission import validate_input
+from flowkit.models.graphs import FAILED_NODES_KEY
+from flowkit.text import add_caret, names, one_line, printable, printed, suggestion, truncate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from flowkit.activities.handlers import RoleHandler
+    from flowkit.flow.nodes import FlowNode
+    from flowkit.flow.places import Place
+    from flowkit.models import Graph, Node
+
+    Schema = dict[str, Any]
+    Found = tuple[str, str, str]
+    """The id of a node, the path of a part of it, and what is wrong there."""
+
+HERE = "this-flow"
+"""Placeholder for the task id while only the graph is checked."""
+
+_KNOWN_PARAMS = ("pipeline_name", "priority")
+"""Params that FlowKit reads itself, whatever the type of the params is."""
+_ENOUGH = 11
+_PROBLEM_CHARS = 300
+
+_ID = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_NODE_PROBLEM = re.compile(rf"node {_ID}(?:: ([a-z_]+[a-z_.]*)?| (pulls) from )")
+_EDGE_PROBLEM = re.compile(rf"graph\.edges_ex {_ID} -> {_ID}: ")
+
+
+def check_graph(
+    graph: dict[str, Any],
+    place: Place,
+    nodes: Sequence[FlowNode[Any, Any]],
+    handlers: Mapping[str, RoleHandler[Any, Any]],
+    params: Any,
+    variables: Any,
+) -> None:
+    """Raise GraphError, whose problems name lines, if the graph of a flow is not valid.
+
+    `place` is the line of the flow itself; `params` and `variables` are types, or None if they are not known.
+    """
+    by_id = {node.node_id: node for node in nodes}
+    try:
+        parsed = validate_input(HERE, {"params": {}, "graph": graph})
+    except GraphError as error:
+        raise type(error)([_locate(problem, by_id, place) for problem in error.problems]) from None
+    if unfit := _check_edges(parsed, handlers):
+        raise GraphError([_locate(problem, by_id, place) for problem in unfit])
+    schemas = {root: TypeAdapter(kind).json_schema() for root, kind in _known_roots(params, variables)}
+    found = [*islice(_find_problems(parsed, by_id, handlers, schemas, params), _ENOUGH)]
+    if found:
+        raise GraphError([_name_line(by_id[node_id], path, text, place) for node_id, path, text in found])
+
+
+def _check_edges(parsed: Graph, handlers: Mapping[str, RoleHandler[Any, Any]]) -> list[str]:
+    """Return the problems of edges over which results flow that their reader would refuse, by the types of both."""
+    typed = {role: each for role, each in handlers.items() if each.input_type is not None}
+    if not any(node.type in typed and node.pulls for node in parsed.nodes):
+        return []
+    from flowkit.activities.contracts import check_contracts  # loads the database driver
+
+    return check_contracts(parsed, handlers)
+
+
+def _known_roots(params: Any, variables: Any) -> Iterator[tuple[str, Any]]:
+    if params is not None:
+        yield cel.PARAMS, params
+    if variables is not None:
+        yield cel.VARS, variables
+
+
+def _find_problems(
+    parsed: Graph,
+    nodes: Mapping[str, FlowNode[Any, Any]],
+    handlers: Mapping[str, RoleHandler[Any, Any]],
+    schemas: Mapping[str, Schema],
+    params: Any,
+) -> Iterator[Found]:
+    for node in parsed.nodes:
+        given = nodes[node.node_id]
+        for path, text in _list_expressions(node):
+            where = (
+                f"the edge from {path.partition('.')[2]!r}: when" if path.startswith("edges_ex.") else path
+            )
+            yield from (
+                (node.node_id, path, f"{where}: {problem}") for problem in _access_problems(text, schemas)
+            )
+        if node.map is not None:
+            items = given.mapped_type or _find_item_type(node, handlers.get(node.type))
+            if problem := differing_items(params, node.map.over, items):
+                yield node.node_id, MAP_OVER, problem
+        if given.handler is not None:
+            yield from _input_problems(node, handlers[node.type])
+
+
+def _find_item_type(node: Node, handler: RoleHandler[Any, Any] | None) -> Any:
+    """Return the type of the items that a handler reads, one by one or in lists; None if it is not known."""
+    kind = None if handler is None else handler.input_type
+    if node.map is None or node.map.batch_size == 1:
+        return kind
+    return next(iter(get_args(kind)), None)
+
+
+def _name_line(node: FlowNode[Any, Any], path: str, problem: str, flow: Place) -> str:
+    place = next(walk_places(node.spec, path), flow)
+    return f"{place}: node {node.node_id!r}: {problem}"
+
+
+def _locate(problem: str, nodes: Mapping[str, FlowNode[Any, Any]], flow: Place) -> str:
+    """Return a problem of the graph with the line that it concerns: that of the part, of the node, or of the flow."""
+    node, path = None, ""
+    if edge := _EDGE_PROBLEM.match(problem):
+        parent, child = map(ast.literal_eval, edge.groups())
+        node, path = nodes.get(child), f"edges_ex.{parent}"
+    elif match := _NODE_PROBLEM.match(problem):
+        path = "input_args" if match[3] else (match[2] or "").rstrip(".")
+        node = nodes.get(ast.literal_eval(match[1]))
+    place = flow if node is None else next(walk_places(node.spec, path), flow)
+    return f"{place}: {problem}"
+
+
+# --- expressions -----------------------------------------------------------------------------------------------------
+
+
+def _list_expressions(node: Node) -> Iterator[tuple[str, str]]:
+    """Yield the expressions of a node, each with the path of what it is for."""
+    if node.when is not None:
+        yield "when", node.when
+    for parent, text in node.edge_when.items():
+        yield f"edges_ex.{parent}", text
+    yield from node.expressions
+
+
+def _access_problems(text: str, schemas: Mapping[str, Schema]) -> Iterator[str]:
+    """Yield the params and variables that an expression reads although their types do not have them."""
+    if not schemas:
+        return
+    try:
+        accesses = cel.compile_value(text).accesses
+    except BadCondition:  # a condition may give what a value must not give
+        accesses = cel.compile_expression(text).accesses
+    for access in accesses:
+        schema = schemas.get(access.root)
+        if schema is None or (
+            access.root == cel.PARAMS and access.path[:1] in [(key,) for key in _KNOWN_PARAMS]
+        ):
+            continue
+        if (unknown := _find_unknown(schema, access.path, schema)) is not None:
+            place, known = unknown
+            owner = ".".join((access.root, *access.path[:place]))
+            name = access.path[place]
+            hint = suggestion(name, known) or f"; it has {names(sorted(known))}"
+            yield add_caret(f"{owner} has no {printed(name)}{hint}", text, access.position)
+
+
+def _find_unknown(
+    schema: Schema, path: tuple[str, ...], root: Schema, place: int = 0
+) -> tuple[int, list[str]] | None:
+    """Return the place in `path` of the first key that a schema does not have, and the keys that it has there.
+
+    None if it has them all, or if the schema does not say.
+    """
+    if place == len(path):
+        return None
+    if "$ref" in schema:
+        return _find_unknown(_resolve(schema["$ref"], root), path, root, place)
+    branches = [
+        each for key in ("anyOf", "oneOf") for each in schema.get(key, ()) if each.get("type") != "null"
+    ]
+    if branches:
+        found = [_find_unknown(each, path, root, place) for each in branches]
+        return None if None in found else found[0]
+    more = schema.get("additionalProperties", "properties" not in schema)
+    properties: Schema = schema.get("properties", {})
+    if path[place] in properties:
+        return _find_unknown(properties[path[place]], path, root, place + 1)
+    if isinstance(more, dict):
+        return _find_unknown(more, path, root, place + 1)
+    return None if more else (place, list(properties))
+
+
+def _resolve(reference: str, root: Schema) -> Schema:
+    """Return the definition to which a reference leads; one that allows everything if it leads elsewhere."""
+    found: Any = root
+    for key in reference.removeprefix("#/").split("/"):
+        found = found.get(key, {}) if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) else {}
+
+
+# --- inputs ----------------------------------------------------------------------------------------------------------
+
+
+def _input_problems(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Found]:
+    """Yield how the input of a node differs from what its handler reads from it."""
+    schemas = list(_list_input_schemas(node, handler))
+    if not schemas:
+        return
+    inline = {key: value for key, value in (node.io.input_inline or {}).items() if key not in RESERVED}
+    properties = {name: (sub, each) for each in schemas for name, sub in each.get("properties", {}).items()}
+    reader = f"handler {type(handler).__name__}"
+    is_open = any(each.get("additionalProperties") or "properties" not in each for each in schemas)
+    for name, value in inline.items():
+        path = f"io.input_inline.{name}"
+        if name in properties:
+            yield from (
+                (node.node_id, path, text) for text in _value_problems(name, value, *properties[name])
+            )
+        elif not is_open and not name.startswith("x-"):
+            hint = suggestion(name, properties) or f"; it reads {names(sorted(properties)) or 'nothing'}"
+            yield node.node_id, path, f"{reader} reads no input {printed(name)}{hint}"
+    required = [name for each in schemas for name in each.get("required", [])]
+    for name in required:
+        if name not in inline and name != FAILED_NODES_KEY:
+            yield (
+                node.node_id,
+                "io.input_inline",
+                f"{reader} requires the input {printed(name)}; give it with input({name}=…)",
+            )
+
+
+def _list_input_schemas(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Schema]:
+    """Yield the JSON Schemas that `input_inline` of a node must fit: that of the item, and that of the parameters."""
+    own_item = not handler.is_source and not node.pulls and node.map is None
+    if own_item and (schema := handler.input_schema()) is not None:
+        yield schema
+    schema = handler.parameters_schema()
+    if schema is not None or handler.is_source:
+        yield schema or {"properties": {}}
+
+
+def _value_problems(name: str, value: Any, schema: Schema, root: Schema) -> Iterator[str]:
+    """Yield why a value does not fit its schema.
+
+    What contains an expression is known only when the task runs, and code of the user may convert any value.
+    """
+    from jsonschema import Draft202012Validator
+
+    if (
+        find_expressions({"input_inline": {"value": value}})
+        or _converts(schema)
+        or _converts(root.get("$defs"))
+    ):
+        return
+    checked = Draft202012Validator({**schema, "$defs": root.get("$defs", {})})
+    for error in islice(checked.iter_errors(value), 1):
+        shown = truncate(printable(one_line(error.message)), _PROBLEM_CHARS)
+        yield f"input {name!r} is {printed(value)}: {shown}"
+
+
+def _converts(schema: Any) -> bool:
+    """Return whether a part of a schema allows values of another form, which code of the user converts."""
+    if isinstance(schema, list):
+        return any(map(_converts, schema))
+    return isinstance(schema, dict) and (bool(schema.get(CONVERTS)) or any(map(_converts, schema.values())))
+
+
+def find_secret(schema: Any, name: str = "params") -> str | None:
+    """Return the name of a field in the JSON Schema of a type whose JSON hides the value, such as a SecretStr."""
+    if isinstance(schema, list):
+        return next((found for each in schema if (found := find_secret(each, name)) is not None), None)
+    if not isinstance(schema, dict):
+        return None
+    if schema.get("writeOnly") is True:
+        return name
+    parts = [(name, each) for key, each in schema.items() if key != "properties"]
+    parts += (schema.get("properties") or {}).items()
+    return next((found for key, each in parts if (found := find_secret(each, key)) is not None), None)
+
+
+def params_problem(error: Mapping[str, Any]) -> str:
+    """Return one error of pydantic about params as a problem that names the place, the value and what is expected."""
+    place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"])
+    shown = "" if error["type"] == "missing" else f" is {printed(error['input'])}"
+    return f"params{place}{shown}: {error['msg']}"
