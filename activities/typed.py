@@ -248,9 +248,9 @@ class TypedHandler:
             ) from None
         return [item], self.arguments(ctx, takes_all=False)
 
-    def check_produced(self, produced: Any) -> AsyncIterable[Any] | Iterable[Any]:
+    def check_produced(self, produced: Any) -> Iterable[Any]:
         """Return what `produce` has returned. Raise TypeError if it is nothing to iterate over."""
-        if isinstance(produced, (AsyncIterable, Iterable)):
+        if isinstance(produced, Iterable):
             return produced
         raise TypeError(
             f"{self.hook.owner} must yield items or return a list of them, not {type(produced).__name__}"
@@ -619,41 +619,42 @@ def _process_plain(typed: TypedHandler) -> Any:
 def _produce(typed: TypedHandler, uids: UidRule) -> Any:
     async def iter_batches(self: Any, loaded: Any, *, ctx: HookContext) -> AsyncIterator[Batch]:
         given, named = typed.given(loaded, ctx)
-        produced = self.produce(*given, **named)
-        if inspect.isawaitable(produced):
-            produced = typed.check_produced(await produced)
-        if isinstance(produced, AsyncIterable):
-            async with aclosing(_to_batches(produced, typed, uids, ctx)) as batches:
-                async for batch in batches:
-                    yield batch
-            return
-        for item in produced:
-            yield typed.to_batch(item, uids, ctx)
+        async with aclosing(_batches(typed, uids, ctx, self.produce(*given, **named))) as batches:
+            async for batch in batches:
+                yield batch
 
     return iter_batches
 
 
 def _produce_plain(typed: TypedHandler, uids: UidRule) -> Any:
-    def iter_batches(self: Any, loaded: Any, *, ctx: HookContext) -> AsyncIterator[Batch] | Iterator[Batch]:
+    def iter_batches(
+        self: Any, loaded: Any, *, ctx: HookContext
+    ) -> Iterator[Batch] | AsyncGenerator[Batch, None]:
         given, named = typed.given(loaded, ctx)
-        produced = typed.check_produced(self.produce(*given, **named))
-        if isinstance(produced, AsyncIterable):
-            return _to_batches(produced, typed, uids, ctx)
-        return (typed.to_batch(item, uids, ctx) for item in produced)
+        produced = self.produce(*given, **named)
+        if inspect.isawaitable(produced) or isinstance(produced, AsyncIterable):
+            return _batches(typed, uids, ctx, produced)
+        return (typed.to_batch(item, uids, ctx) for item in typed.check_produced(produced))
 
     return iter_batches
 
 
-async def _to_batches(
-    produced: AsyncIterable[Any], typed: TypedHandler, uids: UidRule, ctx: HookContext
+async def _batches(
+    typed: TypedHandler, uids: UidRule, ctx: HookContext, produced: Any
 ) -> AsyncGenerator[Batch, None]:
-    items = aiter(produced)
+    """Yield the batches for what `produce` has returned: an asynchronous iterable, or what gives one or a plain one."""
+    if inspect.isawaitable(produced):
+        produced = await produced
+    if not isinstance(produced, AsyncIterable):
+        for item in typed.check_produced(produced):
+            yield typed.to_batch(item, uids, ctx)
+        return
     try:
-        async for item in items:
+        async for item in produced:
             yield typed.to_batch(item, uids, ctx)
     finally:
-        if inspect.isasyncgen(items):
-            await items.aclose()
+        if (close := getattr(produced, "aclose", None)) is not None:
+            await close()
 
 
 def _keep() -> Any:
