@@ -229,11 +229,23 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
         `when` is the condition of the edges. With `is_edge`, they take precedence over a route from a parent to this
         node; otherwise the parent only repeats the route.
         """
-        self._check_nodes("after", parents)
+        return self._follow("after", parents, streaming, when, is_edge=is_edge)
+
+    def _follow(
+        self,
+        method: str,
+        parents: Sequence[Ref[Any]],
+        streaming: Streaming,
+        when: str | Cel | None,
+        *,
+        is_edge: bool = False,
+    ) -> Self:
+        self._check_nodes(method, parents)
         for parent in parents:
             if parent.number >= self.number:
+                which = "the node itself" if parent.number == self.number else "which is created later"
                 raise self._error(
-                    f"after names {parent.node_id!r}, which is created later; create a node after its parents"
+                    f"{method} names {parent.node_id!r}, {which}; create a node after its parents"
                 )
             link = self.spec.links.setdefault(parent.node_id, Link())
             link.streams = link.streams or streaming is True
@@ -273,7 +285,7 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
         given = {ON_SUCCESS: on_success, ON_FAILURE: on_failure}
         known: dict[str, Any] = dict(self.spec.fields.get("routing", {}))
         for key, targets in given.items():
-            if isinstance(targets, (Ref, str)):
+            if not isinstance(targets, (list, tuple)):
                 raise self._error(f"routes({key}=…) takes a list of nodes, not {kind_of(targets)}")
             self._check_nodes(f"routes({key}=…)", targets)
             for target in targets:
@@ -410,7 +422,7 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
             raise self._error("pulls and rechunks exclude each other; call one of them")
         self._check_nodes(name, parents)
         if waits:
-            self.after(*parents, streaming=streaming, when=when)
+            self._follow(name, parents, streaming, when)
         self.spec.adapter = adapter
         self.spec.sources += [parent.node_id for parent in parents if parent.node_id not in self.spec.sources]
         self.spec.adapter_args |= self._convert(name, args)
