@@ -487,6 +487,11 @@ WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda flow, a: flow.node("b", RoleHandler), "handler RoleHandler: has no role"),
     (lambda flow, a: flow.node("b", "ranker"), "a str is no handler"),
     (lambda flow, a: flow.node("b", Reserved), "handler Reserved: role 'delay' cannot be a role's name"),
+    (
+        lambda flow, a: a.input(given=[{"q": {"$cel": "a"}}]),
+        "{'$cel': 'a'} would be an expression, not a value",
+    ),
+    (lambda flow, a: flow.function("b", "x", q={"$cel": "1"}), "not a value; write cel('1') for one"),
     (lambda flow, a: a.input(given=Holder(value=cel("1"))), "input cannot be written as JSON"),
     (lambda flow, a: flow.node("b", Untyped()), "role 'untyped' already has the handler Untyped, at"),
     (lambda flow, a: flow.node("a", Untyped), "node id 'a' is already used, at"),

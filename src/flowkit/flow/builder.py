@@ -19,7 +19,7 @@ from flowkit.flow.nodes import FlowNode, make_error
 from flowkit.flow.places import calling_line
 from flowkit.flow.reading import KNOWN_KEYS, SETTINGS, read_extra, read_settings, read_specs
 from flowkit.flow.specs import NodeSpec, write_edges
-from flowkit.flow.values import present, to_json, to_seconds
+from flowkit.flow.values import present, to_input, to_json, to_seconds
 from flowkit.graph.field_checks import wrong_graph
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.routes import find_routers
@@ -204,7 +204,7 @@ class Flow(Generic[P]):
 
     def _convert(self, node_id: str, method: str, value: Any) -> Any:
         try:
-            return to_json(value, method)
+            return to_input(value, method)
         except GraphError as error:
             raise make_error(calling_line(), f"node {node_id!r}: {error}") from None
 

@@ -9,14 +9,14 @@ from typing_extensions import TypeVar
 from flowkit.errors import GraphError
 from flowkit.flow.places import Place, calling_line
 from flowkit.flow.specs import ADAPTER, ADAPTER_ARGS, EDGE_KEYS, QUARANTINE, Link, NodeSpec
-from flowkit.flow.values import Cel, present, to_json, to_seconds, to_text
+from flowkit.flow.values import Cel, present, to_input, to_json, to_seconds, to_text
 from flowkit.graph.input_adapters import NOOP, PULL, RECHUNK
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
 from flowkit.models import ALL_DONE, StartWhen
 from flowkit.text import kind_of, printed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from flowkit.activities.handlers import RoleHandler
     from flowkit.flow.values import Duration
@@ -196,13 +196,13 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
         for key in (ADAPTER, ADAPTER_ARGS):
             if key in values:
                 raise self._error(f"input has {key!r}; call pulls, rechunks or own_input")
-        self.spec.inline = {**(self.spec.inline or {}), **self._convert("input", values)}
+        self.spec.inline = {**(self.spec.inline or {}), **self._convert("input", values, to_input)}
         return self._note(*(f"io.input_inline.{key}" for key in values), "io.input_inline")
 
     def input_ref(self, **values: Any) -> Self:
         """Give the node the location of larger input, in `io.input_ref`; values may be expressions."""
         return self._set_io(
-            "input_ref", {**self.spec.io.get("input_ref", {}), **self._convert("input_ref", values)}
+            "input_ref", {**self.spec.io.get("input_ref", {}), **self._convert("input_ref", values, to_input)}
         )
 
     def batching(self, **values: Any) -> Self:
@@ -444,9 +444,9 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
                     f"{method} names {each.node_id!r} of another flow; create the node in this flow"
                 )
 
-    def _convert(self, method: str, value: Any) -> Any:
+    def _convert(self, method: str, value: Any, convert: Callable[[Any, str], Any] = to_json) -> Any:
         try:
-            return to_json(value, method)
+            return convert(value, method)
         except GraphError as error:
             raise self._error(str(error)) from None
 
