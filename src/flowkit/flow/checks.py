@@ -294,7 +294,7 @@ def _function_problems(parsed: Graph, functions: Mapping[str, Callable[..., Any]
         function = functions.get(node.io.fn or "")
         if function is None:
             continue
-        optional = {FAILED_NODES_KEY: []} if has_parameter(function, FAILED_NODES_KEY) else {}
+        optional: dict[str, Any] = {FAILED_NODES_KEY: []} if has_parameter(function, FAILED_NODES_KEY) else {}
         try:
             check_arguments(str(node.io.fn), function, HERE, {**optional, **(node.io.fn_args or {})})
         except AdapterError as error:
@@ -314,7 +314,7 @@ def find_lost(schema: Schema, adapter: TypeAdapter[Any]) -> str | None:
         other = written if name == "" else written.get("$defs", {}).get(name, {})
         lost = read.get("properties", {}).keys() - other.get("properties", read.get("properties", {})).keys()
         if lost:
-            return min(lost)
+            return str(min(lost))
     return None
 
 
