@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
@@ -574,25 +574,40 @@ def _process_plain(typed: TypedHandler) -> Any:
 def _produce(typed: TypedHandler, uids: UidRule) -> Any:
     async def iter_batches(self: Any, loaded: Any, *, ctx: HookContext) -> AsyncIterator[Batch]:
         given, named = typed.given(loaded, ctx)
-        produced = self.produce(*given, **named)
-        if inspect.isawaitable(produced):
-            for item in await produced:
-                yield typed.to_batch(item, uids, ctx)
-            return
-        async with aclosing(produced):
-            async for item in produced:
-                yield typed.to_batch(item, uids, ctx)
+        async with aclosing(_batches(typed, uids, ctx, self.produce(*given, **named))) as batches:
+            async for batch in batches:
+                yield batch
 
     return iter_batches
 
 
 def _produce_plain(typed: TypedHandler, uids: UidRule) -> Any:
-    def iter_batches(self: Any, loaded: Any, *, ctx: HookContext) -> Iterator[Batch]:
+    def iter_batches(
+        self: Any, loaded: Any, *, ctx: HookContext
+    ) -> Iterator[Batch] | AsyncGenerator[Batch, None]:
         given, named = typed.given(loaded, ctx)
-        for item in self.produce(*given, **named):
-            yield typed.to_batch(item, uids, ctx)
+        produced = self.produce(*given, **named)
+        if inspect.isawaitable(produced) or isinstance(produced, AsyncIterable):
+            return _batches(typed, uids, ctx, produced)
+        return (typed.to_batch(item, uids, ctx) for item in produced)
 
     return iter_batches
+
+
+async def _batches(
+    typed: TypedHandler, uids: UidRule, ctx: HookContext, produced: Any
+) -> AsyncGenerator[Batch, None]:
+    """Yield the batches for what `produce` has returned: an asynchronous iterable, or what gives a plain one."""
+    if inspect.isawaitable(produced):
+        for item in await produced:
+            yield typed.to_batch(item, uids, ctx)
+        return
+    try:
+        async for item in produced:
+            yield typed.to_batch(item, uids, ctx)
+    finally:
+        if (close := getattr(produced, "aclose", None)) is not None:
+            await close()
 
 
 def _keep() -> Any:

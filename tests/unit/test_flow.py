@@ -14,7 +14,7 @@ from flowkit import Flow, cel
 from flowkit.errors import ConfigError, GraphError, TaskFailed
 from flowkit.models import TaskResult, TaskStatus
 from flowkit.testing import run_graph
-from flowkit.worker import RoleHandler, RunContext, role
+from flowkit.worker import Batch, RoleHandler, RunContext, role
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -428,6 +428,46 @@ def test_inputs_are_those_that_the_handler_reads(handler: Any, given: dict[str, 
     flow = Flow("f")
     flow.node("a", handler).input(**given)
     assert problem in refusal(flow)[0]
+
+
+class Item(BaseModel):
+    name: str
+
+
+class Prepared(RoleHandler[Item, Item]):
+    role = "prepared"
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        """Yield a batch for each name in the input."""
+        for name in loaded["input_inline"]["names"]:
+            yield Batch(payload={"name": name})
+
+    async def process(self, item: Item) -> Item:
+        return item
+
+
+class LoadedSource(RoleHandler[Item, Item]):
+    role = "loaded"
+    key = "name"
+
+    async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
+        """Return the input of `produce`."""
+        return {"name": input_inline["names"][0]}
+
+    async def produce(self, given: Item) -> AsyncIterator[Item]:
+        yield given
+
+
+async def test_inputs_of_a_handler_that_prepares_its_items_are_its_own_affair() -> None:
+    flow = Flow("f")
+    flow.node("a", Prepared).input(names=["Rome", "Oslo"])
+    flow.node("b", LoadedSource).input(names=["Rome"])
+    run = await flow.test()
+    run.assert_finished()
+    assert [run.nodes[name].batches for name in "ab"] == [
+        [{"name": "Rome"}, {"name": "Oslo"}],
+        [{"name": "Rome"}],
+    ]
 
 
 def test_inputs_by_expression_are_checked_by_name_only() -> None:

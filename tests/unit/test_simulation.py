@@ -14,6 +14,7 @@ from tests.unit.handler_runs import call, node
 from flowkit.errors import ActionRejected, ConfigError
 from flowkit.testing import TaskStuck, simulate, stub
 from flowkit.testing.simulation import server
+from flowkit.testing.simulation.clock import VirtualClock
 from flowkit.testing.simulation.messages import fill
 from flowkit.worker import BatchResult, RoleHandler
 
@@ -152,6 +153,22 @@ async def test_a_node_that_streams_does_not_hold_up_the_clock() -> None:
 
 
 ASK = {"nodes": [node("ok", "approval"), node("a", "a", "ok")]}
+
+
+def test_who_polls_looks_again_soon_after_a_change_and_then_lets_time_pass() -> None:
+    clock, found = VirtualClock(0.0), list[tuple[bool, bool]]()
+
+    def poll() -> None:
+        with clock.polling() as limit:
+            found.append((limit is not None, clock.working == []))
+
+    with clock.party("reader"):
+        poll()
+        poll()
+        clock.note_change()
+        poll()
+        poll()
+    assert found == [(True, False), (False, True), (True, False), (False, True)]
 
 
 @pytest.mark.parametrize(("decision", "ends"), [("approve", "finished"), ("reject", "failed")])

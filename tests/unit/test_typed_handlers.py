@@ -461,6 +461,28 @@ async def test_retried_source_stores_no_item_twice() -> None:
     assert sorted(row["batch_uid"] for row in await rows(run, "flaky")) == ["u0", "u1", "u2", "u3"]
 
 
+@pytest.mark.parametrize("is_coroutine", [False, True])
+async def test_plain_function_that_returns_its_items_is_a_source(is_coroutine: bool) -> None:
+    async def list_pages() -> list[Page]:
+        return [Page(url="a"), Page(url="b")]
+
+    async def yield_pages() -> AsyncIterator[Page]:
+        for page in await list_pages():
+            yield page
+
+    class Source(RoleHandler[Total, Page]):
+        role = "source"
+        key = "url"
+
+        def produce(self, given: Total, ctx: RunContext) -> Any:
+            return list_pages() if is_coroutine else yield_pages()
+
+    given = {"words": 3}
+    run = await finished([Source()], node("source", "source", inline=given))
+    assert sorted(row["batch_uid"] for row in await rows(run, "source")) == ["a", "b"]
+    assert await Source().try_produce(given) == [Page(url="a"), Page(url="b")]
+
+
 async def test_inline_input_of_a_class_source_is_validated() -> None:
     class Source(RoleHandler[Total, Page]):
         role = "source"

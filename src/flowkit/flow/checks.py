@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
+from flowkit.activities.handlers import prepares_input
 from flowkit.activities.hook_calls import RESERVED
 from flowkit.errors import AdapterError, BadCondition, GraphError
 from flowkit.flow.specs import walk_places
@@ -247,12 +248,16 @@ def _input_problems(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Foun
 
 def _list_input_schemas(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Schema]:
     """Yield the JSON Schemas that `input_inline` of a node must fit: that of the item, and that of the parameters."""
-    own_item = not handler.is_source and not node.pulls and node.map is None
+    prepares = prepares_input(handler)
+    own_item = not (prepares or handler.is_source or node.pulls) and node.map is None
     if own_item and (schema := handler.input_schema()) is not None:
         yield schema
     schema = handler.parameters_schema()
-    if schema is not None or handler.is_source:
-        yield schema or {"properties": {}}
+    if handler.is_source:
+        if not prepares:
+            yield schema or {"properties": {}}
+    elif schema is not None:
+        yield schema
 
 
 def _value_problems(name: str, value: Any, schema: Schema, root: Schema) -> Iterator[str]:

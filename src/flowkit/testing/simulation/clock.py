@@ -41,6 +41,10 @@ class Alarm:
         self.cancelled = False
 
 
+_LOOK_AGAIN_SEC = 0.01
+"""How soon a party that looks for something new looks again after a change."""
+
+
 class VirtualClock:
     """A clock whose time passes only while all parties wait. Waits on it take no real time.
 
@@ -114,20 +118,20 @@ class VirtualClock:
             self.note_change()
 
     @contextmanager
-    def polling(self) -> Iterator[None]:
+    def polling(self) -> Iterator[float | None]:
         """Let time pass during the block if the present party has looked for something new before, and found nothing.
 
-        A change of anything lets it look again first.
+        A change of anything lets it look again first. It yields how soon, in real seconds; None if nothing has changed.
         """
         party = _party.get()
         if party is None:
-            yield
+            yield None
             return
         has_looked, party.looked_at = party.looked_at == self._changes, self._changes
         party.waits += has_looked
         self._changed.set()
         try:
-            yield
+            yield None if has_looked else _LOOK_AGAIN_SEC
         finally:
             party.waits -= has_looked
 
