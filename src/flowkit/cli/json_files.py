@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.cli.errors import add_remedy
-from flowkit.cli.loading import is_flow_name, load_flow
+from flowkit.cli.loading import is_flow_name, load_flow, refuse_python_file
 from flowkit.errors import ConfigError, GraphError
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.submission import parse_input, validate_input
@@ -69,6 +69,7 @@ def read_task(path: str, params: str | None = None, single: Sequence[str] = ()) 
     """
     if is_flow_name(path):
         return _read_flow(load_flow(path), _read_given(params, single))
+    refuse_python_file(path)
     document = _read(path, "graph file")
     given = document.load()
     if isinstance(given, dict) and "nodes" not in given and {"graph", "params"} & given.keys():

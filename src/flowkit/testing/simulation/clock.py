@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -163,6 +163,15 @@ class VirtualClock:
             else:
                 calm = 0 if self.working else calm + 1
         return True
+
+    async def news(self, longest_sec: float | None) -> bool:
+        """Return True when something has happened that others may notice, False after so many real seconds without."""
+        seen = self._changes
+        with suppress(TimeoutError):
+            async with asyncio.timeout(longest_sec):
+                while self._changes == seen:
+                    await self.changed()
+        return self._changes != seen
 
     async def changed(self) -> None:
         """Return when something has happened."""
