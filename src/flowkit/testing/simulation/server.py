@@ -19,6 +19,7 @@ from flowkit.testing.simulation import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
 
     from temporalio.testing import ActivityEnvironment
 
@@ -70,12 +71,14 @@ class TaskServer:
         clock: VirtualClock,
         *,
         hangs_after_sec: float,
+        scheduled_at: datetime | None = None,
     ) -> None:
         """Prepare the workflow.
 
         Time does not wait longer than `hangs_after_sec` real seconds for attempts that neither end nor wait for it.
         """
         self.task_id = task_id
+        self._scheduled_at = scheduled_at
         self.clock = clock
         self._executors = executors
         self._hangs_after_sec = hangs_after_sec
@@ -189,7 +192,8 @@ class TaskServer:
     def _new_run(self, continued: str) -> _WorkflowRun:
         run_id = f"{RUN}-{self._number}" if continued else RUN
         queue, now = self._executors.settings.queue, self.clock.now_dt()
-        return _WorkflowRun(run_id, messages.new_instance(self.task_id, run_id, queue, now, continued))
+        instance = messages.new_instance(self.task_id, run_id, queue, now, continued, self._scheduled_at)
+        return _WorkflowRun(run_id, instance)
 
     # --- the workflow -------------------------------------------------------------------------------------------
 
