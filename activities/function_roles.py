@@ -7,17 +7,19 @@ import functools
 import inspect
 import types
 import typing
-from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Never, Protocol, overload
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any, ClassVar, Concatenate, Generic, Literal, Never, Protocol, overload
 
 from typing_extensions import ParamSpec, TypeVar
 
 from flowkit.activities import hook_calls, typed
 from flowkit.activities.handlers import RoleHandler
+from flowkit.activities.json_types import type_name
 from flowkit.activities.results import BatchResult
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import Callable, Coroutine, Iterator
 
     from flowkit.activities.context import RunContext
 
@@ -61,6 +63,24 @@ class SourceRole(RoleHandler[Never, Out], Generic[Out, P, Returned]):
         return type(self).__qualname__
 
 
+class CollectorRole(RoleHandler[Item, Item], Generic[Item, P, Returned]):
+    """The handler that `@role` makes of a function that receives all items. A call of it calls the function."""
+
+    calls_function: ClassVar[bool] = True
+    _flowkit_function: Callable[..., Any]
+
+    def __call__(
+        self, items: AsyncIterator[Item] | list[Item], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Returned:
+        """Call the function."""
+        returned: Returned = self._flowkit_function(items, *args, **kwargs)
+        return returned
+
+    def __reduce__(self) -> str:
+        """Return its name: another process finds it in the module that defines it."""
+        return type(self).__qualname__
+
+
 class RoleDecorator(Protocol):
     """Makes a handler of a function."""
 
@@ -74,6 +94,14 @@ class RoleDecorator(Protocol):
     ) -> SourceRole[Result, P, Iterator[Result]]: ...
     @overload
     def __call__(
+        self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, BatchResult]], /
+    ) -> FunctionRole[Item, Any, P, Coroutine[Any, Any, BatchResult]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], BatchResult], /
+    ) -> FunctionRole[Item, Any, P, BatchResult]: ...
+    @overload
+    def __call__(
         self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, Result | BatchResult]], /
     ) -> FunctionRole[Item, Result, P, Coroutine[Any, Any, Result]]: ...
     @overload
@@ -82,6 +110,32 @@ class RoleDecorator(Protocol):
     ) -> FunctionRole[Item, Result, P, Result]: ...
 
 
+class CollectorDecorator(Protocol):
+    """Makes a handler of a function that receives all items."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[AsyncIterator[Item], P], Coroutine[Any, Any, Result]], /
+    ) -> CollectorRole[Item, P, Coroutine[Any, Any, Result]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[list[Item], P], Result], /
+    ) -> CollectorRole[Item, P, Result]: ...
+
+
+@overload
+def role(
+    name: str,
+    *,
+    collects: Literal[True],
+    init: Callable[..., Any] | None = None,
+    classify_error: Callable[[BaseException], tuple[str, bool]] | None = None,
+    inline: bool = False,
+    handler_version: str = "",
+) -> CollectorDecorator: ...
+
+
+@overload
 def role(
     name: str,
     *,
@@ -91,16 +145,32 @@ def role(
     classify_error: Callable[[BaseException], tuple[str, bool]] | None = None,
     inline: bool = False,
     handler_version: str = "",
-) -> RoleDecorator:
+) -> RoleDecorator: ...
+
+
+def role(
+    name: str,
+    *,
+    collects: bool = False,
+    key: str | tuple[str, ...] | Callable[[Any], Any] | None = None,
+    finalize: Callable[..., Any] | None = None,
+    init: Callable[..., Any] | None = None,
+    classify_error: Callable[[BaseException], tuple[str, bool]] | None = None,
+    inline: bool = False,
+    handler_version: str = "",
+) -> Any:
     """Make a handler of a function for the role `name`.
 
     The first parameter of the function receives the item, one annotated with RunContext the context, and the others
     come from the `io.input_inline` of the node. A generator is a source: all its parameters come from there, and `key`
     says what the uids of its items come from (`RoleHandler.key`).
 
-    `finalize` is a function that finishes the node: it receives the stored results as its first parameter, in a
-    coroutine function to read with `async for` and in a plain one as a list, and the context if it is annotated with
-    it. `init` and `classify_error` are those of RoleHandler, without `self`.
+    `finalize` is a function that finishes the node. Its first parameter receives the stored results: in a coroutine
+    function to read with `async for`, in a plain one as a list. The context and other parameters are as above.
+
+    With `collects`, the function is this one: FlowKit stores each item as it is, and calls the function once with all.
+
+    `init` and `classify_error` are those of RoleHandler, without `self`.
 
     Raise ConfigError if FlowKit cannot call the function, or a source has no key that is the same in every attempt.
     """
@@ -113,37 +183,57 @@ def role(
         **{hook: staticmethod(function) for hook, function in hooks.items() if function is not None},
     }
 
-    def decorate(function: Any) -> Any:
-        return _make_role(function, given, finalize, typed.names_of_caller())
+    if collects and (key is not None or finalize is not None):
+        extra = "key" if finalize is None else "finalize"
+        raise ConfigError(
+            f"@role({name!r}, collects=True) has {extra}: its function finishes the node; remove {extra}"
+        )
 
-    made: Any = decorate
-    decorator: RoleDecorator = made
-    return decorator
+    def decorate(function: Any) -> Any:
+        names = typed.names_of_caller()
+        _check_function(function)
+        base, own = (
+            _describe_collector(function, names)
+            if collects
+            else _describe_function(function, finalize, names)
+        )
+        return _make_role(function, given, base, own, names)
+
+    return decorate
+
+
+def _check_function(function: Any) -> None:
+    if not inspect.isfunction(function):
+        raise ConfigError(f"@role must decorate a function, not {function!r:.80}")
 
 
 def _make_role(
-    function: Any, given: dict[str, Any], finalize: Callable[..., Any] | None, names: dict[str, Any]
+    function: Any, given: dict[str, Any], base: Any, own: dict[str, Any], names: dict[str, Any]
 ) -> Any:
-    """Return the handler of a function."""
-    if not inspect.isfunction(function):
-        raise ConfigError(f"@role must decorate a function, not {function!r:.80}")
-    returns = hook_calls.resolve_annotations(function, names).get("return", Any)
-    is_source = hook_calls.is_generator(function, returns)
-    name = "produce" if is_source else "process"
-    given = {
+    """Return the handler of a function: an instance of a class below `base` with its `own` members."""
+    members = {
         **given,
         "__module__": function.__module__,
         "__qualname__": function.__qualname__,
         "__doc__": function.__doc__,
-        "_flowkit_kinds": _types_of(function, returns, names, is_source=is_source),
         "_flowkit_function": staticmethod(function),
-        name: staticmethod(function),
+        **own,
+    }
+    kind = types.new_class(function.__name__, (base,), {"names": names}, lambda space: space.update(members))
+    return functools.update_wrapper(kind(), function)
+
+
+def _describe_function(function: Any, finalize: Any, names: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the base and the members of the class for a function that yields items, or processes one."""
+    returns = hook_calls.resolve_annotations(function, names).get("return", Any)
+    is_source = hook_calls.is_generator(function, returns)
+    own: dict[str, Any] = {
+        "_flowkit_kinds": _types_of(function, returns, names, is_source=is_source),
+        "produce" if is_source else "process": staticmethod(function),
     }
     if finalize is not None:
-        given["finalize"] = _make_finalize(finalize, function.__name__, names)
-    bases = (SourceRole if is_source else FunctionRole,)
-    kind = types.new_class(function.__name__, bases, {"names": names}, lambda members: members.update(given))
-    return functools.update_wrapper(kind(), function)
+        own |= _make_finalize(finalize, f"finalize of {function.__name__}", names)
+    return SourceRole if is_source else FunctionRole, own
 
 
 def _types_of(function: Any, returns: Any, names: dict[str, Any], *, is_source: bool) -> tuple[Any, Any]:
@@ -154,34 +244,56 @@ def _types_of(function: Any, returns: Any, names: dict[str, Any], *, is_source: 
     return hook.item_kind, hook_calls.without(BatchResult, returns)
 
 
-def _make_finalize(function: Any, owner: str, names: dict[str, Any]) -> Any:
-    """Return the method that calls the function that finishes a node."""
-    hook = hook_calls.read_hook(
-        function, f"finalize of {owner}", has_item=_has_results(function, names), names=names
-    )
-    if hook.parameters is not None:
+def _describe_collector(function: Any, names: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the base and the members of the class for a function that receives all items.
+
+    Raise ConfigError if it does not name their type as that of an iterator or a list.
+    """
+    own = _make_finalize(function, function.__name__, names)
+    if own["_flowkit_final"].item is None:
         raise ConfigError(
-            f"finalize of {owner} has the parameter {min(hook.names)!r}: FlowKit passes the stored results to the "
-            "first parameter, and the context to the one annotated with RunContext"
+            f"{function.__name__} collects, but has no parameter for its items: let the first one be it"
         )
+    kind = own["_flowkit_final"].item_kind
+    is_async = inspect.iscoroutinefunction(function)
+    wanted = AsyncIterator if is_async else list
+    if kind is not Any and (typing.get_origin(kind) or kind) is not wanted:
+        raise ConfigError(
+            f"{function.__name__} collects, and is {'a coroutine' if is_async else 'a plain'} function, so it receives "
+            f"all items as {'an AsyncIterator' if is_async else 'a list'}, not as {type_name(kind)}"
+        )
+    item = hook_calls.known_type((typing.get_args(kind) or (Any,))[0], "its items", function.__name__)
+    own |= {"_flowkit_kinds": (item, item), "_flowkit_keeps": True, "process": staticmethod(_keep_item)}
+    return CollectorRole, own
+
+
+async def _keep_item(item: Any) -> Any:
+    return item
+
+
+def _make_finalize(function: Any, owner: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Return the members of a class that call the function that finishes a node."""
+    hook = hook_calls.read_hook(function, owner, has_item=_has_results(function, names), names=names)
 
     async def call_with_results(self: Any, ctx: RunContext) -> Any:
-        named = {} if hook.context is None else {hook.context: ctx}
+        named = self._flowkit_types.final_arguments(ctx)
         if hook.is_coroutine:
             return await function(self.results(ctx), **named)
         return await asyncio.to_thread(function, [each async for each in self.results(ctx)], **named)
 
     def call(self: Any, ctx: RunContext) -> Any:
-        return function(**({} if hook.context is None else {hook.context: ctx}))
+        return function(**self._flowkit_types.final_arguments(ctx))
 
     made = call_with_results if hook.item is not None else call
-    made.__qualname__ = f"finalize of {owner}"
-    return made
+    made.__qualname__ = owner
+    return {"finalize": made, "_flowkit_final": hook}
 
 
 def _has_results(function: Any, names: dict[str, Any]) -> bool:
+    """Return whether a function that finishes a node has a parameter for the stored results."""
     annotated = hook_calls.resolve_annotations(function, names)
     return any(
         not hook_calls.is_context(name, annotated.get(name, inspect.Parameter.empty))
-        for name in inspect.signature(function).parameters
+        for name, each in inspect.signature(function).parameters.items()
+        if each.kind is not inspect.Parameter.KEYWORD_ONLY
     )

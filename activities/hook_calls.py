@@ -132,6 +132,23 @@ class Hook:
         return schema
 
 
+def merge_schemas(schemas: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the JSON Schema of objects with the properties of all these schemas; None for none.
+
+    The first schema that has a property says what it is.
+    """
+    if not schemas:
+        return None
+    merged = dict(schemas[0])
+    for each in schemas[1:]:
+        for key in ("properties", "$defs"):
+            if found := {**each.get(key, {}), **merged.get(key, {})}:
+                merged[key] = found
+        if required := {*merged.get("required", ()), *each.get("required", ())}:
+            merged["required"] = sorted(required)
+    return merged
+
+
 _KEYWORDS = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 

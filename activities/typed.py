@@ -20,7 +20,7 @@ import typing_extensions
 from pydantic import BaseModel
 
 from flowkit import reason_codes
-from flowkit.activities.hook_calls import RESERVED, Hook, known_type, read_hook, resolve
+from flowkit.activities.hook_calls import RESERVED, Hook, known_type, merge_schemas, read_hook, resolve
 from flowkit.activities.json_types import SHOWN_PROBLEMS, JsonType, expanded, shown_value, type_name
 from flowkit.activities.results import Batch, BatchFailure, BatchResult
 from flowkit.activities.uid_rule import UidRule
@@ -70,6 +70,15 @@ class TypedHandler:
     """How FlowKit calls `process` or `produce`."""
     uids: UidRule | None
     """The rule for the uids of a source; None for any other handler."""
+    final: Hook | None = None
+    """How FlowKit calls the function that finishes a node; None for a class, and for a function without one."""
+    keeps_items: bool = False
+    """Whether FlowKit stores each item as it is, for the function that finishes the node."""
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """The names of the parameters that come from `io.input_inline`."""
+        return self.hook.names | (self.final.names if self.final is not None else frozenset())
 
     @property
     def is_source(self) -> bool:
@@ -96,7 +105,8 @@ class TypedHandler:
         """Return the JSON Schema of what comes from `io.input_inline`, besides the item."""
         if self.is_source and not self._is_by_name:
             return self.input.schema("validation")
-        return self.hook.parameters_schema()
+        given = [each.parameters_schema() for each in (self.hook, self.final) if each is not None]
+        return merge_schemas([each for each in given if each is not None])
 
     # -- a batch
 
@@ -122,7 +132,7 @@ class TypedHandler:
             return self._find_mapped(batch)
         if keys == _OWN:
             inline = self._own_fields(payload["input_inline"])
-            names = self.hook.names - self._fields
+            names = self.names - self._fields
             return {name: each for name, each in inline.items() if name not in names}, _OWN_INPUT
         return payload, _Origin("")
 
@@ -245,37 +255,44 @@ class TypedHandler:
 
         With `takes_all`, every key of `io.input_inline` must be a parameter.
         """
-        hook = self.hook
-        given: dict[str, Any] = {} if hook.context is None else {hook.context: ctx}
-        if hook.parameters is None and not (takes_all and self.is_source):
-            return given
-        inline = {name: each for name, each in (ctx.input_inline or {}).items() if name not in RESERVED}
-        if takes_all and (unknown := sorted(inline.keys() - hook.names)):
+        if not self.names and not (takes_all and self.is_source):
+            return {} if self.hook.context is None else {self.hook.context: ctx}
+        inline = (ctx.input_inline or {}).keys() - RESERVED
+        if takes_all and (unknown := sorted(inline - self.names)):
             known = (
-                f"its parameters are {', '.join(sorted(hook.names))}"
-                if hook.names
+                f"its parameters are {', '.join(sorted(self.names))}"
+                if self.names
                 else "it has no parameters"
             )
             names = ", ".join(unknown[:SHOWN_PROBLEMS])
             raise _bad_input(
                 f"io.input_inline of node {ctx.node_id!r}: {self.name} has no parameter {names}; {known}"
             )
-        return given | self._parameters(ctx, inline)
+        if self.final is not None:
+            self.final_arguments(ctx)  # so that wrong ones fail the node before its first batch
+        return _named_arguments(self.hook, self.name, ctx)
 
-    def _parameters(self, ctx: HookContext, inline: Mapping[str, Any]) -> dict[str, Any]:
-        hook, parameters = self.hook, self.hook.parameters
-        if parameters is None:
-            return {}
-        try:
-            found: dict[str, Any] = ctx.read_once(
-                self,
-                lambda: parameters.from_json({key: inline[key] for key in hook.names & inline.keys()}),
-            )
-        except ValueError as error:
-            problems = parameters.problems(error, ctx.without_values)
-            text = f"io.input_inline of node {ctx.node_id!r} does not fit the parameters of {self.name}: {problems}"
-            raise _bad_input(text) from None
-        return found
+    def final_arguments(self, ctx: HookContext) -> dict[str, Any]:
+        """Return the arguments that the function that finishes the node receives by name."""
+        return {} if self.final is None else _named_arguments(self.final, self.final.owner, ctx)
+
+
+def _named_arguments(hook: Hook, owner: str, ctx: HookContext) -> dict[str, Any]:
+    """Return the context, and the parameters that come from `io.input_inline`. Raise BatchFailure if one is wrong."""
+    context: dict[str, Any] = {} if hook.context is None else {hook.context: ctx}
+    parameters = hook.parameters
+    if parameters is None:
+        return context
+    inline = ctx.input_inline or {}
+    try:
+        found: dict[str, Any] = ctx.read_once(
+            parameters, lambda: parameters.from_json({key: inline[key] for key in hook.names & inline.keys()})
+        )
+    except ValueError as error:
+        problems = parameters.problems(error, ctx.without_values)
+        text = f"io.input_inline of node {ctx.node_id!r} does not fit the parameters of {owner}: {problems}"
+        raise _bad_input(text) from None
+    return context | found
 
 
 @dataclass(frozen=True, slots=True)
@@ -452,9 +469,11 @@ def _make_typed(cls: Any, kinds: Sequence[Any], name: str | None, names: Mapping
     return TypedHandler(
         name=owner,
         input=JsonType(Any if kinds[0] is NO_ITEM else kinds[0], owner),
-        output=JsonType(kinds[1], owner),
+        output=JsonType(Any if kinds[1] is BatchResult else kinds[1], owner),
         hook=hook,
         uids=None,
+        final=vars(cls).get("_flowkit_final"),
+        keeps_items=vars(cls).get("_flowkit_keeps", False),
     )
 
 
@@ -500,7 +519,7 @@ def _contradicts(given: Any, wanted: Any) -> bool:
         or typing.is_typeddict(wanted)
     ):
         return False
-    if given is inspect.Parameter.empty or wanted is inspect.Parameter.empty:
+    if {given, wanted} & {Any, inspect.Parameter.empty}:
         return False
     return (
         not issubclass(given, wanted)

@@ -18,7 +18,7 @@ from rich.console import Console
 from temporalio.client import WorkflowFailureError
 
 from code_index.errors import DemoError
-from code_index.graph import index_graph
+from code_index.flow import Params, flow
 from code_index.report import ranking_table, summary
 from code_index.result import load_result
 from flowkit import Coordinator, CoordinatorConfig
@@ -37,7 +37,7 @@ async def run(source: Path) -> None:
     cfg = CoordinatorConfig(queue=os.environ.get("FLOWKIT_QUEUE", "flowkit"))
     client = await connect()
     coordinator = Coordinator(db=db, cfg=cfg, client=client)
-    task_id = await coordinator.create_task(params={"pipeline_name": "code_index"}, graph=index_graph(source))
+    task_id = await flow.submit(coordinator, Params(source=source))
     console.print(f"task {task_id} runs", markup=False)
     await client.get_workflow_handle(task_id).result()
     result = await load_result(db, task_id)

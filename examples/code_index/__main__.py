@@ -13,7 +13,7 @@ from rich.console import Console
 
 from code_index.demo import Demo, Options
 from code_index.errors import DemoError
-from code_index.graph import BATCH_SIZE
+from code_index.flow import BATCH_SIZE
 from flowkit.errors import FlowKitError
 from flowkit.local.errors import DevServerError
 

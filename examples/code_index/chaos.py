@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from code_index.faults import batches_before_kill
-from code_index.graph import ENRICH
+from code_index.flow import ENRICH
 from code_index.rates import format_seconds
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from code_index.chaos import LEASE_SEC, Chaos
 from code_index.cleanup import delete_earlier_tasks
 from code_index.display import open_display
 from code_index.documents import load_documents
-from code_index.external import EXTERNAL_HANDLER, External
+from code_index.external import EXTERNAL_ROLE, External
 from code_index.faults import Fault
-from code_index.graph import index_graph
+from code_index.flow import Params
 from code_index.page.data import DemoRun
 from code_index.page.environment import environment
 from code_index.page.render import write_page
@@ -78,7 +78,7 @@ class Demo:
             self._task_id,
             options.workers,
             options.engine_settings,
-            without=EXTERNAL_HANDLER if options.external else None,
+            without=EXTERNAL_ROLE if options.external else None,
         )
 
     def run(self) -> None:
@@ -117,7 +117,9 @@ class Demo:
             await delete_earlier_tasks(client, db)
         task = IndexTask(client, db, task_id=self._task_id, queue=self._task_id)
         fault = Fault.KILL if self._options.chaos else Fault.FLAKY_DISK
-        await task.create(index_graph(self._options.source, self._options.batch_size, fault))
+        await task.create(
+            Params(source=self._options.source, batch_size=self._options.batch_size, fault=fault)
+        )
         self._print(f"task     {self._task_id}")
         self._print(f"Web UI   {self._web_ui(client)}")
         self._print(f"{self._describe_faults()}\n")

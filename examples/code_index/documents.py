@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from code_index.graph import ANALYZE, ENRICH, INDEX
+from code_index.flow import ANALYZE, ENRICH, INDEX
 from code_index.packages import Package, from_dicts, merged
 
 if TYPE_CHECKING:

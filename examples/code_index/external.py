@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flowkit.local.process import ServerProcess
 
 EXTERNAL_ROLE = "grouper"
-EXTERNAL_HANDLER = "code_index.handlers:Grouper"
+EXTERNAL_HANDLER = "code_index.flow:group"
 WORKER_ID = "external-1"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from code_index.graph import ANALYZE, ENRICH, GROUP, INDEX
+from code_index.flow import ANALYZE, ENRICH, GROUP, INDEX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

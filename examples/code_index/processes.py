@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Self
 
 from code_index.errors import DemoError
+from code_index.flow import flow
 from flowkit.local.process import FlowkitProcess, start_all, stop_all
 
 if TYPE_CHECKING:
@@ -15,13 +16,12 @@ if TYPE_CHECKING:
     from flowkit.local.process import ServerProcess
 
 DATABASE = "code_index"
-HANDLERS = [f"code_index.handlers:{name}" for name in ("Indexer", "Enricher", "Grouper", "Analyzer")]
 
 
 class ProcessGroup:
     """A context manager that starts an engine and workers together, and stops all of them at its end.
 
-    The workers run all roles, except the role of the handler `without`. Workers are numbered from 1. The
+    The workers run all roles except `without`. Workers are numbered from 1. The
     worker that replaces a killed one gets the next number.
     """
 
@@ -32,7 +32,7 @@ class ProcessGroup:
         self._environment = {"FLOWKIT_QUEUE": queue, "MONGO_DATABASE": DATABASE}
         self._workers = workers
         self._engine_settings = engine
-        self._handlers = [handler for handler in HANDLERS if handler != without]
+        self._roles = [f"--role={role}" for role in flow.handlers if role != without]
         self._worker_number = 0
         self._processes: list[FlowkitProcess] = []
         self._running: dict[str, FlowkitProcess] = {}
@@ -69,7 +69,9 @@ class ProcessGroup:
         """Return a new worker that is not started yet; its name is its worker id."""
         self._worker_number += 1
         worker_id = f"worker-{self._worker_number}"
-        return self._process(worker_id, ["worker", *self._handlers], {"worker_id": worker_id})
+        return self._process(
+            worker_id, ["worker", "code_index.flow:flow", *self._roles], {"worker_id": worker_id}
+        )
 
     def start_worker(self, worker: FlowkitProcess) -> None:
         """Start a worker and add it to the group; raises DevServerError if it does not start. Thread-safe."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from code_index.documents import FIRST_FENCE, read_claims, read_shards
-from code_index.graph import INDEX
+from code_index.flow import INDEX
 from code_index.rates import Rate, RateMeter, Sample, percent, pluralize, seconds_left
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from code_index.documents import FIRST_FENCE, load_documents
 from code_index.errors import DemoError
-from code_index.graph import ANALYZE, INDEX
+from code_index.flow import ANALYZE, INDEX
 from code_index.integrity import integrity_errors
 from code_index.packages import Package, from_dicts
 

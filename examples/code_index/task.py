@@ -12,6 +12,7 @@ from temporalio.exceptions import CancelledError, FailureError
 from temporalio.service import RPCError
 
 from code_index.errors import DemoError
+from code_index.flow import flow
 from code_index.progress import ProgressReader
 from flowkit import Coordinator, CoordinatorConfig
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client, WorkflowHandle
 
+    from code_index.flow import Params
     from code_index.progress import Progress
 
 POLL_SECONDS = 0.2
@@ -39,11 +41,9 @@ class IndexTask:
         self._handle: WorkflowHandle[Any, Any] = client.get_workflow_handle(task_id)
         self._reader = ProgressReader(self._handle, db)
 
-    async def create(self, graph: dict[str, Any]) -> None:
+    async def create(self, params: Params) -> None:
         """Start the task."""
-        await self._coordinator.create_task(
-            task_id=self._task_id, params={"pipeline_name": "code_index"}, graph=graph
-        )
+        await flow.submit(self._coordinator, params, task_id=self._task_id)
 
     async def follow(
         self, on_progress: Callable[[Progress], Awaitable[None]], check: Callable[[], None]

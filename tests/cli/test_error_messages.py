@@ -157,7 +157,7 @@ WITHOUT_SERVERS = {
         env={"TEMPORAL_ADDRESS": "localhost:abc"},
     ),
     "no graph": Mistake("run no.json", ["no graph file 'no.json'", "path of a JSON or YAML file"]),
-    "graph folder": Mistake("run .", ["graph file '.' cannot be read", "path of a JSON file"]),
+    "graph folder": Mistake("run .", ["graph file '.' cannot be read", "path of a JSON or YAML file"]),
     "no json": Mistake("run text.json", ["text.json:1:1: not JSON", "it looks like YAML"]),
     "shape": Mistake("run list.json", ["graph must be an object with 'nodes', not [1, 2]"]),
     "outer key": Mistake("run wrapped.json", ["unknown key 'parms'", "did you mean 'params'?"]),
@@ -188,7 +188,7 @@ def files(program: Program) -> Program:
 
 def problems(output: ProgramOutput, mistake: Mistake) -> Iterator[str]:
     """Yield the differences between the output and the expected error."""
-    lines = output.err.splitlines()
+    lines = [line for line in output.err.splitlines() if not line.startswith("  | ")]  # those show the place
     if output.code != mistake.code:
         yield f"exit code {output.code}"
     if output.out or len(lines) != 1 or "Traceback" in output.err:

@@ -150,7 +150,7 @@ async def test_status_reads_the_document_if_no_engine_responds(harness: Harness,
     drawn = await program.call("graph", task_id, "--format", "mermaid", env=harness.environment)
     assert 'n0("○ a<br/>quick<br/>queued"):::queued' in drawn.out
     unknown = await program.call("graph", f"{task_id}x", env=harness.environment)
-    assert (unknown.code, "or give the path of a JSON file" in unknown.err) == (4, True)
+    assert (unknown.code, "or give the path of a JSON or YAML file" in unknown.err) == (4, True)
 
 
 async def test_list_shows_the_newest_first_and_reports_that_there_are_more(

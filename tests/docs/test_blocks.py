@@ -249,7 +249,7 @@ def test_every_program_type_checks() -> None:
 
 def as_module(folder: Path, page: Path) -> Path | None:
     """Write the programs of a page to one file, on the same lines as in the page."""
-    programs = [block for block in blocks(page) if block.language == "python"]
+    programs = [block for block in blocks(page) if block.language == "python" and not is_shown_file(block)]
     if not programs:
         return None
     lines = [""] * (max(block.line + block.text.count("\n") for block in programs) + 1)
@@ -259,6 +259,11 @@ def as_module(folder: Path, page: Path) -> Path | None:
     file = folder / f"{'_'.join(page.relative_to(ROOT).with_suffix('').parts).replace('-', '_')}.py"
     file.write_text(implied(lines) + "\n".join(lines) + "\n", encoding="utf-8")
     return file
+
+
+def is_shown_file(block: Block) -> bool:
+    """Return whether a block shows a file of the repository, whose types are checked where it is."""
+    return "file" in block.marks and (ROOT / block.marks["file"]).is_file()
 
 
 def implied(lines: list[str]) -> str:

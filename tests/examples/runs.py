@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from code_index.chaos import Incident
 from code_index.documents import LOST, Claim, Documents, ShardAttempt, StoredBatch
 from code_index.facts import facts_of_source
-from code_index.graph import ANALYZE, ENRICH, GROUP, INDEX
+from code_index.flow import ANALYZE, ENRICH, GROUP, INDEX
 from code_index.packages import as_dicts, grouped, ranked, total
 from code_index.page.data import DemoRun
 from code_index.result import verified_result
@@ -48,7 +48,6 @@ def event(node: str, epoch: int, kind: str, seconds: float, worker: str, reason:
 
 def node_document(node: str, epoch: int, started: float, ended: float, worker: str) -> dict[str, Any]:
     """Return a finished node, as in the task document."""
-    inline = {"source": "/src", "batch_size": 1} if node == INDEX else {}
     return {
         "node_id": node,
         "type": NODES[node],
@@ -57,7 +56,6 @@ def node_document(node: str, epoch: int, started: float, ended: float, worker: s
         "started_at": at(started),
         "finished_at": at(ended),
         "lease": {"worker_id": worker},
-        "io": {"input_inline": inline},
     }
 
 
@@ -122,7 +120,6 @@ def documents(tree: Mapping[str, bytes] = TREE, source: str = "/src") -> Documen
         node_document(GROUP, 1, 9.05, 9.2, "worker-2"),
         node_document(ANALYZE, 1, 9.3, 9.6, "worker-2"),
     ]
-    nodes[0]["io"]["input_inline"]["source"] = source
     for before, node in pairwise(nodes):
         node["depends_on"] = [before["node_id"]]
     batches = _batches(len(tree))
@@ -132,6 +129,7 @@ def documents(tree: Mapping[str, bytes] = TREE, source: str = "/src") -> Documen
             "status": "finished",
             "started_at": START.isoformat(),
             "finished_at": at(10),
+            "params": {"source": source},
             "graph": {"nodes": nodes},
         },
         batches=batches,

@@ -12,11 +12,11 @@ import pytest
 from code_index import faults
 from code_index.facts import FileFacts, facts_of, facts_of_source
 from code_index.faults import Fault, batches_before_kill, should_wait_for_kill
-from code_index.graph import index_graph
-from code_index.handlers import Indexer
+from code_index.flow import flow, index
 from code_index.packages import Package, as_dicts, from_dicts, grouped, merged, ranked, total
 from code_index.tree import TOP, package_of, python_files
 from flowkit.graph.validation import parse_graph
+from flowkit.testing import handler_context
 
 if TYPE_CHECKING:
     from flowkit.worker.handlers.base import Batch
@@ -166,10 +166,8 @@ def test_package_is_the_dotted_name_of_the_folder(path: str, package: str) -> No
 
 async def test_indexer_yields_the_same_batches_in_every_attempt(tree: Path) -> None:
     async def batches() -> list[Batch]:
-        indexer = Indexer()
-        given = {"source": str(tree), "batch_size": 3, "fault": "flaky_disk"}
-        loaded = await indexer.load_input(None, given)
-        return [batch async for batch in indexer.iter_batches(loaded)]
+        ctx = handler_context(input_inline={"source": str(tree), "batch_size": 3})
+        return [*index.iter_batches(None, ctx=ctx)]
 
     first = await batches()
     assert await batches() == first
@@ -252,7 +250,7 @@ def test_first_attempt_waits_for_the_kill_when_half_is_done(batches: int) -> Non
 
 
 def test_graph_is_a_valid_chain_of_four_roles() -> None:
-    graph = parse_graph(index_graph(Path("/src")), params={}, max_nodes=None)
+    graph = parse_graph(flow.to_dict(), params={}, max_nodes=None)
     assert graph.warnings == ()
     assert [(node.type, node.depends_on, node.pulls_from) for node in graph.nodes] == [
         ("indexer", (), ()),

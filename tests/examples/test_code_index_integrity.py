@@ -10,7 +10,7 @@ from tests.examples.runs import documents, event, stored
 
 from code_index.documents import attempts_without_end
 from code_index.errors import DemoError
-from code_index.graph import ENRICH, GROUP
+from code_index.flow import ENRICH, GROUP
 from code_index.integrity import integrity_errors
 from code_index.result import verified_result
 

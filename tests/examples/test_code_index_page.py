@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.examples.runs import TREE, event, run
 
-from code_index.graph import ENRICH, INDEX
+from code_index.flow import ENRICH, INDEX
 from code_index.page import figures, text, timeline
 from code_index.page.attempts import AttemptEnd, AttemptRun, build_attempts
 from code_index.page.render import build_figures, page

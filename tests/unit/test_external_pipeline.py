@@ -29,6 +29,7 @@ from flowkit.testing.external.runs import Run
 from flowkit.testing.external.settings import ExternalSettings
 from flowkit.testing.external.store import cancel_flag
 from flowkit.testing.external.worker import Admission, Seen
+from flowkit.worker import BatchFailure, role
 from flowkit.worker.handlers.base import Batch as SdkBatch
 from flowkit.worker.handlers.base import BatchResult, FinalizeResult, RoleHandler
 
@@ -86,6 +87,29 @@ async def test_no_update_of_a_worker_names_a_path_twice() -> None:
     await bench.execute(two)
     assert len(db.updates) >= 3
     assert [update for update in db.updates if conflicts(update)] == []
+
+
+@role("indexer")
+def double(given: dict[str, int], *, times: int = 2) -> dict[str, int]:
+    """Multiply a number."""
+    if given["number"] < 0:
+        raise BatchFailure("negative", reason_code="no_number", permanent=True)
+    return {"number": given["number"] * times}
+
+
+async def test_a_function_with_types_gets_its_item_and_its_parameters() -> None:
+    batch, done = await (bench := Bench()).execute(double, run_of({"number": 2, "times": 3}))
+    assert bench.kinds == ["BATCH_OK", "TASK_DONE"]
+    assert (batch.payload["metrics"], done.payload["metrics"]) == ({"number": 6}, {})
+
+
+@pytest.mark.parametrize(
+    ("inline", "code"),
+    [({"number": -1}, "no_number"), ({"number": "many"}, "bad_input"), ({"times": []}, "bad_input")],
+)
+async def test_a_failure_of_a_function_with_types_has_its_code(inline: dict[str, Any], code: str) -> None:
+    *_, failed = await Bench().execute(double, run_of(inline))
+    assert (failed.payload["reason_code"], failed.payload["permanent"]) == (code, True)
 
 
 async def failing(run: Any) -> AsyncIterator[Any]:

@@ -439,6 +439,19 @@ def test_inputs_by_expression_are_checked_by_name_only() -> None:
     assert nodes[2]["io"]["input_inline"] == {"anything": [1, {"deep": {"$cel": "params.x"}}]}
 
 
+def test_params_are_inputs_under_their_names() -> None:
+    flow = Flow("f", params=Params)
+    flow.node("a", Untyped).from_params("cities", "limits").input(day="today")
+    inline = flow.to_dict()["nodes"][0]["io"]["input_inline"]
+    assert inline == {
+        "cities": {"$cel": "params.cities"},
+        "limits": {"$cel": "params.limits"},
+        "day": "today",
+    }
+    flow.node("b", Untyped).from_params("citties")
+    assert "params has no 'citties'; did you mean 'cities'?" in refusal(flow)[0]
+
+
 def test_results_fit_the_items_of_those_that_pull_them() -> None:
     flow = Flow("f")
     city: Any = flow.node("city", list_cities).input(count=1)

@@ -23,7 +23,9 @@ from typing import Any, Never
 from pydantic import BaseModel
 from typing_extensions import assert_type
 
-from flowkit.worker import Batch, BatchResult, FinalizeResult, FunctionRole, RoleHandler, RunContext, SourceRole, role
+from flowkit.worker import (
+    Batch, BatchResult, CollectorRole, FinalizeResult, FunctionRole, RoleHandler, RunContext, SourceRole, role
+)
 
 class Page(BaseModel):
     url: str
@@ -106,6 +108,18 @@ async def fetch(folder: str, limit: int = 10) -> AsyncIterator[Page]:
 def read(folder: str, ctx: RunContext) -> Iterator[Page]:
     yield Page(url=folder)
 
+@role("pack")
+async def pack(page: Page) -> BatchResult:
+    return BatchResult(success=True)
+
+@role("rank", collects=True)
+async def rank(pages: AsyncIterator[Page], ctx: RunContext, *, least: int = 0) -> Total:
+    return Total(words=1)
+
+@role("join", collects=True, inline=True)
+def join(pages: list[Page]) -> FinalizeResult:
+    return FinalizeResult()
+
 handlers: dict[str, RoleHandler] = {{"a": Count(), "b": Bare(), "c": count, "d": fetch}}
 
 async def use(ctx: RunContext) -> None:
@@ -114,12 +128,17 @@ async def use(ctx: RunContext) -> None:
     assert_type(third([], "en", ctx), list[int])
     assert_type([page async for page in fetch("a", limit=3)], list[Page])
     assert_type([*read("a", ctx)], list[Page])
+    assert_type(pack.output_type, Any)
+    assert_type(await pack.try_on(Page(url="a")), Any)
+    assert_type(join([Page(url="a")]), FinalizeResult)
+    assert_type(await rank(fetch("a"), ctx, least=3), Total)
     assert_type(await Count().try_on(Page(url="a")), Words)
     assert_type(await optional.try_on(Page(url="a")), Words | None)
     assert_type(await fetch.try_produce(), list[Page])
     _count: RoleHandler[Page, Words] = second
     _third: RoleHandler[list[Page], list[int]] = third
     _fetch: RoleHandler[Never, Page] = fetch
+    _rank: RoleHandler[Page, Page] = rank
 """
 
 WRONG = f"""{MODELS}
@@ -151,7 +170,13 @@ async def count(page: Page) -> Words:
 async def fetch(folder: str) -> AsyncIterator[Page]:
     yield Page(url=folder)
 
+@role("rank", collects=True)
+async def rank(pages: AsyncIterator[Page]) -> Total:
+    return Total(words=1)
+
 async def use() -> None:
+    await rank([Words(words=1)])  # List item 0 has incompatible type "Words"; expected "Page"
+    _rank: RoleHandler[Page, Total] = rank  # Incompatible types in assignment
     await count(Words(words=1))  # Argument 1 to "__call__" of "FunctionRole" has incompatible type "Words"
     await count.try_on(Words(words=1))  # Argument 1 to "try_on" of "RoleHandler" has incompatible type "Words"
     fetch(3)  # Argument 1 to "__call__" of "SourceRole" has incompatible type "int"; expected "str"

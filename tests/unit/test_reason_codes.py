@@ -64,7 +64,8 @@ def values_of_fields(node: ast.AST) -> Iterator[ast.AST | None]:
             yield value
         case ast.AnnAssign(target=ast.Name(id=name), value=value) if name in FIELDS:
             yield value
-        case ast.arguments(args=args, defaults=defaults):
+        case ast.arguments(posonlyargs=first, args=rest, defaults=defaults):
+            args = [*first, *rest]
             named = zip(args[len(args) - len(defaults) :], defaults, strict=True)
             yield from (default for arg, default in named if arg.arg in FIELDS)
 
@@ -101,6 +102,16 @@ def members_of_enums(tree: ast.AST) -> set[ast.AST]:
     return {line.value for enum in enums for line in enum.body if isinstance(line, ast.Assign)}
 
 
+def members_of_types(tree: ast.AST) -> set[ast.AST]:
+    """Return the texts of `Literal` types, where Python allows no names."""
+    types = (
+        node.slice
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal"
+    )
+    return {text for members in types for text in texts(members)}
+
+
 def first_word(value: object) -> str:
     """Return a text up to its colon: `hard_fail:` begins the cancel reason of a failed task."""
     return value.partition(":")[0] if isinstance(value, str) else ""
@@ -108,7 +119,7 @@ def first_word(value: object) -> str:
 
 def literals(tree: ast.AST) -> set[tuple[int, str]]:
     """Return the line and the text of each code and name that is written as a literal."""
-    members = members_of_enums(tree)
+    members = members_of_enums(tree) | members_of_types(tree)
     found = set()
     for node in ast.walk(tree):
         written = [text for place in places_of_codes(node) for text in texts(place) if text.value in CODES]

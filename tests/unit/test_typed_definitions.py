@@ -173,12 +173,38 @@ def third_argument_of_process() -> Any:
     _count_with(process)
 
 
-def finalize_with_a_parameter() -> Any:
-    async def finish(results: Any, total: int) -> None: ...
+def context_before_the_results() -> Any:
+    async def finish(ctx: RunContext, results: Any) -> None: ...
 
     @role("now", finalize=finish)
     async def now(page: Page) -> Words:
         return Words(words=1)
+
+
+def coroutine_that_collects_a_list() -> Any:
+    async def now(pages: list[Page]) -> None: ...
+
+    decorate: Any = role("now", collects=True)
+    decorate(now)
+
+
+def plain_function_that_collects_an_iterator() -> Any:
+    def now(pages: AsyncIterator[Page]) -> None: ...
+
+    decorate: Any = role("now", collects=True)
+    decorate(now)
+
+
+def collector_without_items() -> Any:
+    async def now(ctx: RunContext) -> None: ...
+
+    decorate: Any = role("now", collects=True)
+    decorate(now)
+
+
+def collector_with_finalize() -> Any:
+    given: Any = {"collects": True, "finalize": len}
+    role("now", **given)
 
 
 def class_as_a_role() -> Any:
@@ -203,7 +229,13 @@ REFUSED: dict[Any, str] = {
     parameters_by_star: "now: FlowKit passes parameters by name, so **more: 'int' is not possible: declare each of",
     reserved_parameter: "now: a parameter cannot be called 'input_args', which is a key of FlowKit in io.input_inline",
     third_argument_of_process: "Count.process is called with the item and the context, so its parameter 'lang' gets",
-    finalize_with_a_parameter: "finalize of now has the parameter 'total': FlowKit passes the stored results to the",
+    context_before_the_results: "finalize of now: the first parameter must be the item; put ctx after it",
+    coroutine_that_collects_a_list: "now collects, and is a coroutine function, so it receives all items as an "
+    "AsyncIterator, not as list[Page]",
+    plain_function_that_collects_an_iterator: "now collects, and is a plain function, so it receives all items as a "
+    "list, not as AsyncIterator[Page]",
+    collector_without_items: "now collects, but has no parameter for its items: let the first one",
+    collector_with_finalize: "@role('now', collects=True) has finalize: its function finishes the node; remove",
     class_as_a_role: "@role must decorate a function, not <class ",
 }
 
@@ -297,6 +329,31 @@ def test_type_of_the_result_may_be_omitted() -> None:
             return item
 
     assert (Look().input_type, Look().output_type, Look().output_schema()) == (Page, Any, None)
+
+
+def test_type_of_what_a_batch_result_holds_is_not_known() -> None:
+    @role("pack")
+    def pack(page: Page) -> BatchResult:
+        return BatchResult(success=True)
+
+    class Pack(RoleHandler[Page, BatchResult]):
+        role = "pack"
+
+        def process(self, item: Page, ctx: RunContext) -> BatchResult:
+            return BatchResult(success=True)
+
+    for handler in (pack, Pack()):
+        assert (handler.output_type, handler.output_schema()) == (Any, None)
+
+
+def test_hook_may_take_and_return_any() -> None:
+    class Look(RoleHandler[Page, Words]):
+        role = "look"
+
+        async def process(self, item: Any, ctx: RunContext) -> Any:
+            return item
+
+    assert (Look().input_type, Look().output_type) == (Page, Words)
 
 
 def test_key_may_be_a_method() -> None:

@@ -592,6 +592,70 @@ async def test_init_classify_error_and_finalize_of_a_function() -> None:
     )
 
 
+@role("longest", collects=True)
+async def find_longest(pages: AsyncIterator[Page], ctx: RunContext, *, least: int = 0) -> Total:
+    """Return the most words of a page, of more than `least`."""
+    counts = [len(page.text.split()) async for page in pages]
+    return Total(words=max([count for count in counts if count > least], default=len(ctx.params)))
+
+
+@role("joined", collects=True, inline=True)
+def join(pages: list[Page]) -> dict[str, str]:
+    return {"text": " ".join(sorted(page.text for page in pages))}
+
+
+async def test_function_that_collects_gets_all_items_once_and_later_nodes_pull_them() -> None:
+    nodes = [
+        crawling(),
+        pulling("longest", inline={"least": 2}),
+        pulling("joined", "longest"),
+        pulling("count", "joined"),
+    ]
+    run = await finished([crawl, find_longest, join, Count()], *nodes)
+    assert run.nodes["longest"].final == {"words": 0}
+    assert run.nodes["joined"].final == {"text": "one two three"}
+    assert run.nodes["count"].final == {"words": 3}
+    [page, _] = [row["meta"] for row in await artifacts(run, node_id="joined", status="partial")]
+    assert page == {"url": "a", "text": "one two"}
+
+
+async def test_function_that_collects_can_be_called_and_resumes_with_the_items_of_earlier_attempts() -> None:
+    tries: list[list[str]] = []
+
+    @role("unlucky", collects=True)
+    def finish(pages: list[Page]) -> None:
+        tries.append([page.url for page in pages])
+        if len(tries) == 1:
+            raise OSError("full")
+
+    assert join([Page(url="a", text="b")]) == {"text": "b"}
+    run = await finished([crawl, finish], crawling(), pulling("unlucky", **SOON))
+    assert tries == [["a", "b"], ["a", "b"]] and run.nodes["unlucky"].attempts == 2
+
+
+async def test_function_that_finishes_a_node_has_parameters_which_are_read_before_its_first_batch() -> None:
+    async def finish(results: AsyncIterator[Words], *, title: str, least: int = 0) -> dict[str, Any]:
+        return {title: [each.url async for each in results if each.words > least]}
+
+    done: list[str] = []
+
+    @role("titled", finalize=finish)
+    async def titled(page: Page, *, least: int = 0) -> Words:
+        done.append(page.url)
+        return Words(url=page.url, words=len(page.text.split()))
+
+    schema = titled.parameters_schema() or {}
+    assert sorted(schema["properties"]) == ["least", "title"] and schema["required"] == ["title"]
+    run = await finished([crawl, titled], crawling(), pulling("titled", inline={"title": "long", "least": 1}))
+    assert run.nodes["titled"].final == {"long": ["a"]}
+    done.clear()
+    error = await failed(crawl, titled, nodes=[crawling(), pulling("titled", inline={"least": 1})])
+    assert "does not fit the parameters of finalize of titled: title is missing" in error
+    error = await failed(crawl, titled, nodes=[crawling(), pulling("titled", inline={"titel": "long"})])
+    assert "titled has no parameter titel; its parameters are least, title" in error
+    assert done == []
+
+
 async def test_finalize_of_a_typed_handler_may_return_any_record_but_no_other_value() -> None:
     for given in (Total(words=3), {"words": 3}, FinalizeResult(metrics={"words": 3})):
         assert await final_of(given) == {"words": 3}
@@ -666,9 +730,9 @@ async def test_plain_typed_handlers_run_in_processes() -> None:
         patched.undo()
 
 
-def test_worker_with_processes_needs_plain_process_but_not_of_sources() -> None:
-    config = WorkerConfig(roles=["crawl", "cube"], executor="process")
-    Worker(db=memory_database(), cfg=config, handlers={"crawl": crawl, "cube": cube})
+def test_worker_with_processes_needs_plain_process_but_not_of_what_only_stores() -> None:
+    config = WorkerConfig(roles=["crawl", "cube", "longest"], executor="process")
+    Worker(db=memory_database(), cfg=config, handlers={"crawl": crawl, "cube": cube, "longest": find_longest})
     with pytest.raises(ConfigError, match=r"needs a plain `def process`; that of role 'count' is async"):
         Worker(
             db=memory_database(),

@@ -25,8 +25,7 @@ class DemoRun:
     @property
     def source(self) -> str:
         """The indexed folder."""
-        inline = self.documents.task["graph"]["nodes"][0]["io"]["input_inline"]
-        return str(inline["source"])
+        return str(self.documents.task["params"]["source"])
 
     @property
     def started_at(self) -> datetime:

@@ -6,7 +6,7 @@ import html
 import math
 from typing import TYPE_CHECKING, Any
 
-from code_index.graph import ANALYZE, ENRICH, GROUP, INDEX
+from code_index.flow import ANALYZE, ENRICH, GROUP, INDEX
 from code_index.page.text import percentile
 
 if TYPE_CHECKING:

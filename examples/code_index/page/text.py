@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from code_index.graph import INDEX
+from code_index.flow import INDEX
 from code_index.page.attempts import AttemptEnd, running_seconds
 from code_index.rates import pluralize
 from code_index.report import shares, taken_over, verified_lines

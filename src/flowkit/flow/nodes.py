@@ -199,6 +199,10 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
         self.spec.inline = {**(self.spec.inline or {}), **self._convert("input", values)}
         return self._note(*(f"io.input_inline.{key}" for key in values), "io.input_inline")
 
+    def from_params(self, *names: str) -> Self:
+        """Give the node these params of the task in `io.input_inline`, under their names."""
+        return self.input(**{name: Cel(f"params.{name}") for name in names})
+
     def input_ref(self, **values: Any) -> Self:
         """Give the node the location of larger input, in `io.input_ref`; values may be expressions."""
         return self._set_io(

@@ -320,10 +320,10 @@ class Worker:
 
 
 def needs_loop(handler: RoleHandler) -> bool:
-    """Return whether the batches of a handler cannot be processed in a process. Those of a typed source need none."""
+    """Return whether the batches of a handler cannot be processed in a process. Those that it only stores need none."""
     types = handler._flowkit_types
-    is_source = types is not None and types.is_source
-    return inspect.iscoroutinefunction(handler.process_batch) and not is_source
+    only_stores = types is not None and (types.is_source or types.keeps_items)
+    return inspect.iscoroutinefunction(handler.process_batch) and not only_stores
 
 
 def inline_roles(handlers: Mapping[str, RoleHandler]) -> tuple[str, ...]:

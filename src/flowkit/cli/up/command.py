@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -100,12 +101,8 @@ def up(
     external_roles = parse_external(external or [])
     if install:
         return _install([*(parse_parts(only or []) or UpPart), *(["kafka"] if external_roles else [])])
-    check_names([*(handlers or ()), *(roles or ()), *_list_targets(functions or [])])
-    look_in_current_folder()
-    flows = find_flows(handlers or [])
     options = UpOptions(
-        handlers=tuple(name for name in handlers or () if name not in flows or flows[name].handlers),
-        flows=tuple(flows),
+        handlers=tuple(handlers or ()),
         only=tuple(only or ()),
         data=data,
         port_base=port_base,
@@ -121,7 +118,14 @@ def up(
         products=tuple(name for name, is_wanted in wanted.items() if is_wanted),
         verbose=verbose,
     )
-    plan = make_plan(options, os.environ)
+    make_plan(
+        options, os.environ
+    )  # Options that contradict each other are an error before anything is imported.
+    check_names([*options.handlers, *options.roles, *_list_targets(functions or [])])
+    look_in_current_folder()
+    flows = find_flows(handlers or [])
+    served = tuple(name for name in options.handlers if name not in flows or flows[name].handlers)
+    plan = make_plan(replace(options, handlers=served, flows=tuple(flows)), os.environ)
     if config is not None:
         check_file(config)
     configured_converter()

@@ -231,6 +231,18 @@ class RunContext:
         self.clock = clock
         self.artifacts = Artifacts(run, store)
         self._cleanup: list[Callable[[], Any]] = []
+        self._read: dict[Any, Any] = {}
+
+    def read_once(self, name: Any, read: Callable[[], T]) -> T:
+        """Return what `read` returns, for typed handlers. It is called once for each name."""
+        if name not in self._read:
+            self._read[name] = read()
+        found: T = self._read[name]
+        return found
+
+    def without_values(self, text: str) -> str:
+        """Return a text for people, for typed handlers. This worker knows no values that must be hidden."""
+        return text
 
     @property
     def cancel_flag(self) -> asyncio.Event:

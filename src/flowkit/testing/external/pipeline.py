@@ -152,9 +152,9 @@ class Pipeline:
 
     async def _finish(self, handler: Handler) -> Outgoing:
         final = await settled(handler.finalize(self._context))
-        metrics = jsonable(dict(final.metrics or {})) if final else {}
+        metrics = jsonable(getattr(final, "metrics", final) or {})  # of a typed handler, only the metrics
         await self._store.write_complete(self._run, metrics)
-        return self._messages.done(self._run, metrics, final.artifacts_ref if final else None)
+        return self._messages.done(self._run, metrics, getattr(final, "artifacts_ref", None))
 
     def _batches(self, handler: Handler, loaded: Any) -> Any:
         """Return the batches of the input route. Raise RunFailed for an unknown adapter or invalid arguments."""
@@ -171,7 +171,9 @@ class Pipeline:
 
     def _classified(self, error: BaseException) -> Fields:
         code, permanent = ("unexpected_error", False)
-        if self._handler is not None:
+        if hasattr(error, "reason_code") and hasattr(error, "permanent"):  # a BatchFailure of the SDK
+            code, permanent = error.reason_code, error.permanent
+        elif self._handler is not None:
             code, permanent = self._handler.classify_error(error)
         return {"reason_code": code, "permanent": permanent, "error": str(error)}
 

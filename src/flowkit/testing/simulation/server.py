@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio.activity import ActivityCancellationDetails
 from temporalio.exceptions import ApplicationError
 
+from flowkit import reason_codes
 from flowkit.attempt.failures import failed_attempt, timed_out
 from flowkit.models import AttemptInput, temporal_names
 from flowkit.testing.executors import RUN
@@ -149,7 +150,7 @@ class TaskServer:
         await asyncio.gather(*left, return_exceptions=True)
         for _, result in self._updates.values():
             if not result.done():
-                result.set_exception(ApplicationError("the task has ended", type="rejected"))
+                result.set_exception(ApplicationError("the task has ended", type=reason_codes.REJECTED))
                 result.exception()
         try:
             with suppress(WorkflowBroken):
@@ -169,7 +170,7 @@ class TaskServer:
     async def act(self, name: str, given: Mapping[str, Any]) -> Any:
         """Send an action, and return its result. Raise its error."""
         if self.ended:
-            raise ApplicationError("the task has ended", type="rejected")
+            raise ApplicationError("the task has ended", type=reason_codes.REJECTED)
         job = messages.update(next(self._update_ids), name, {**given})
         result = asyncio.get_running_loop().create_future()
         self._updates[job.do_update.id] = job, result
@@ -181,7 +182,7 @@ class TaskServer:
     def view(self) -> dict[str, Any]:
         """Return the result of the query `status`."""
         if self._number and not self.ended:
-            (answer,) = self._send([messages.query("status")])
+            (answer,) = self._send([messages.query(temporal_names.STATUS_QUERY)])
             self._view = messages.from_payload(answer.respond_to_query.succeeded.response)
         return self._view
 

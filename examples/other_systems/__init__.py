@@ -1,0 +1,1 @@
+"""One pipeline in six systems: see docs/from-other-systems.md."""
