@@ -106,7 +106,7 @@ class ScheduleTimes:
         if "cron" in given and given.get("every") is not None:
             raise ConfigError(f"cron and every exclude each other; leave one of them out. {_example(zone)}")
         if "cron" in given:
-            crons = [given["cron"]] if isinstance(given["cron"], str) else given["cron"]
+            crons = given["cron"] if isinstance(given["cron"], (list, tuple)) else [given["cron"]]
             given["cron"], kept = tuple(_read_cron(each, zone) for each in crons), {"every": None}
         elif "every" in given:
             given["every"], kept = _read_every(given["every"]), {"cron": ()}
@@ -282,7 +282,7 @@ def _read_zone(name: object) -> ZoneInfo | timezone:
 
 def _check_rest(given: Mapping[str, Any]) -> None:
     overlap = given.get("overlap", "skip")
-    if overlap not in OVERLAPS:
+    if not isinstance(overlap, str) or overlap not in OVERLAPS:
         hint = did_you_mean(overlap, OVERLAPS, otherwise=f"use {', '.join(OVERLAPS)}")
         raise ConfigError(f"overlap is {printed(overlap)}; {hint}")
     if given.get("catchup", _LEAST_CATCHUP) < _LEAST_CATCHUP:
