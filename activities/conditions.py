@@ -18,6 +18,7 @@ from flowkit.errors import AdapterError, BadCondition, FlowKitError, StoreRefuse
 from flowkit.graph import cel
 from flowkit.graph.conditions import (
     ERROR_CODE,
+    SCHEDULED_AT,
     STATS,
     STATUS,
     explain_failure,
@@ -182,7 +183,12 @@ def _evaluate(evaluation: Evaluation, due: EvaluateConditions, stored: StoredVal
 
 def _collect_values(due: EvaluateConditions, stored: StoredValues) -> dict[str, Any]:
     """Return the values of the variables. Statuses and reason codes come from the workflow, all others from MongoDB."""
-    values: dict[str, Any] = {cel.PARAMS: stored.params, cel.VARS: stored.variables, cel.NODES: {}}
+    values: dict[str, Any] = {
+        cel.PARAMS: stored.params,
+        cel.VARS: stored.variables,
+        cel.NODES: {},
+        cel.TASK: {SCHEDULED_AT: stored.scheduled_at},
+    }
     if due.nodes:
         values[cel.NODES] = {
             node_id: {STATUS: status, ERROR_CODE: code or "", STATS: stored.stats.get(node_id, {})}

@@ -23,12 +23,14 @@ from flowkit.adapters.vars import changes, rules
 from flowkit.core.user_code import Contained
 from flowkit.errors import AdapterError, StoreUnavailable
 from flowkit.graph.expressions import hide
+from flowkit.graph.scheduled import parse_nominal
 from flowkit.text import shown
 from flowkit.validation.json_keys import with_lists
 from flowkit.validation.values import is_unicode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from datetime import datetime
 
     from flowkit.activities.results import Batch
     from flowkit.adapters.artifacts import ArtifactStore
@@ -275,6 +277,14 @@ class RunContext:
         if self._params is None:
             self._params = self._stored_params.decode()
         return self._params
+
+    @property
+    def scheduled_at(self) -> datetime | None:
+        """The nominal time at which a schedule has started the task, in UTC; None without a schedule.
+
+        An outage or a slow start does not change it, and neither does a retry or a rerun.
+        """
+        return parse_nominal(self._stored_params.scheduled_at)
 
     @property
     def input_inline(self) -> dict[str, Any] | None:

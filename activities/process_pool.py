@@ -33,6 +33,7 @@ from flowkit.graph.expressions import hide
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
+    from datetime import datetime
 
     from flowkit.activities.context import RunContext
     from flowkit.activities.handlers import RoleHandler
@@ -65,6 +66,7 @@ class ProcessContext:
     worker_id: str
     params: dict[str, Any] = field(default_factory=dict)
     input_inline: dict[str, Any] | None = None
+    scheduled_at: datetime | None = None
     input_ref: dict[str, Any] | None = None
     failed_nodes: list[dict[str, Any]] = field(default_factory=list)
     generation: int = 0
@@ -120,6 +122,7 @@ class ProcessPool:
             worker_id=ctx.worker_id,
             params=ctx.params,
             input_inline=ctx.input_inline,
+            scheduled_at=ctx.scheduled_at,
             input_ref=ctx.input_ref,
             failed_nodes=ctx.failed_nodes,
             generation=ctx.generation,

@@ -29,6 +29,7 @@ from flowkit.errors import (
 )
 from flowkit.graph.changes import change_graph, change_problems
 from flowkit.graph.conditions import condition_problems, has_conditions
+from flowkit.graph.scheduled import evaluate_params
 from flowkit.graph.submission import external_problem, is_large, validate_input
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
 from flowkit.models import (
@@ -242,8 +243,22 @@ class TaskActivities:
                     return
 
     async def _open_valid(self, opening: OpenTask, namespace_id: str) -> Opened:
+        given, opening = opening, await _evaluate_params(opening)
+        stored = await self._own_copy(opening, namespace_id)
         opened = await self._take_over(opening, namespace_id)
-        return replace(opened, document_bytes=estimate_bytes(opening.params, opening.graph))
+        changed = opening.params if stored is None and opening.params is not given.params else None
+        size = estimate_bytes(opening.params, opening.graph)
+        return replace(opened, document_bytes=size, params=changed, stored=stored)
+
+    async def _own_copy(self, opening: OpenTask, namespace_id: str) -> StoredGraph | None:
+        """Store the graph that a schedule has stored for the task itself, which may outlive the schedule.
+
+        Return None for a task whose graph is not stored, or is its own.
+        """
+        if opening.stored is None or not opening.stored.schedule_id:
+            return None
+        task = {"graph": opening.graph, "params": opening.params}
+        return await self._stored.put(opening.task_id, task, namespace_id)
 
     async def _take_over(self, opening: OpenTask, namespace_id: str) -> Opened:
         self._check(opening)
@@ -328,6 +343,17 @@ def _format_rejection(error: GraphError) -> str:
     return cut(f"{refused.type}: {refused.message}")
 
 
+async def _evaluate_params(opening: OpenTask) -> OpenTask:
+    """Return the opening of a task of a schedule with the values of the expressions in its params.
+
+    Raise GraphError if one cannot be evaluated.
+    """
+    if opening.scheduled_at is None or opening.rerun is not None:
+        return opening
+    params = await asyncio.to_thread(evaluate_params, opening.params, opening.scheduled_at)
+    return opening if params is opening.params else replace(opening, params=params)
+
+
 def _check_conditions(graph: dict[str, Any]) -> None:
     """Raise GraphError if a condition is not valid. Takes seconds for thousands of conditions."""
     raise_if(condition_problems(graph, normalized(graph)))
@@ -351,7 +377,7 @@ class StoredTasks:
         Raise an error that Temporal retries if the graph is in another database. Raise GraphError if it was deleted.
         """
         await check_database(self._tasks, task_id, stored.deployment)
-        content = await self._graphs.part(task_id, stored.graph_id, part)
+        content = await self._graphs.part(task_id, stored, part)
         if content is None:
             missing = f"part {part + 1} of {stored.parts} of the graph of task {task_id!r}"
             raise GraphError(

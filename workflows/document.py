@@ -14,9 +14,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from temporalio import workflow
+from temporalio.common import SearchAttributeKey
 from temporalio.exceptions import ApplicationError, FailureError
 
 from flowkit import reason_codes
+from flowkit.graph.scheduled import format_nominal
 from flowkit.graph.submission import NewTask
 from flowkit.limits import REPORT_BYTES
 from flowkit.models import (
@@ -72,6 +74,8 @@ _MILLISECOND = 0.001
 
 _SUMMARY_NODES = 3
 """How many nodes the summary of a write names."""
+
+_SCHEDULED_START_TIME = SearchAttributeKey.for_datetime(temporal_names.SCHEDULED_START_TIME)
 
 _OPEN_SUMMARY = "open the task in MongoDB"
 
@@ -387,12 +391,22 @@ async def open_document(new: NewTask) -> Opened:
         params=new.params if new.stored is None else {},
         stored=new.stored,
         rerun=new.rerun,
+        scheduled_at=_scheduled_at(),
     )
     try:
         return await _open(opening)
     except FailureError as error:
         cause = cause_of(error)
         raise (cause if isinstance(cause, ApplicationError) else error) from None
+
+
+def _scheduled_at() -> str | None:
+    """Return the nominal time with which a schedule has started the workflow; None without a schedule.
+
+    Continue-as-new and *Reset* keep it, and a rerun finds it in the task document.
+    """
+    at = workflow.info().typed_search_attributes.get(_SCHEDULED_START_TIME)
+    return None if at is None else format_nominal(at)
 
 
 async def _open(opening: OpenTask) -> Opened:

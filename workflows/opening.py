@@ -99,6 +99,7 @@ async def _open_stored(stored: StoredGraph, rerun: Rerun | None) -> tuple[TaskSt
     The engine validates the graph when it opens the document, because that may take longer than a workflow task may.
     """
     opened = await open_document(NewTask(stored=stored, rerun=rerun))
+    stored = opened.stored or stored
     task = await _read_task(stored)
     normal = await in_steps(normalizing(task["graph"]))
     state, graph = _opened_state(NewTask(**task, stored=stored), normal, opened)
@@ -171,9 +172,9 @@ def _opened_state(new: NewTask, graph: Graph, opened: Opened) -> tuple[TaskState
     nodes = [NodeState(epoch=epoch) for epoch in epochs]
     history = [StatusChange(from_=None, to=TaskStatus.QUEUED.value, at=opened.created_at)]
     state = TaskState(
-        params=new.params,
+        params=new.params if opened.params is None else opened.params,
         graph=new.graph,
-        opened=opened,
+        opened=replace(opened, params=None, stored=None),
         nodes=nodes,
         status_history=history,
         stored=new.stored,

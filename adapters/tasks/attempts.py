@@ -36,7 +36,15 @@ from flowkit.adapters.tasks.cancel_flags import (
     flag_of,
     unset_of_flags,
 )
-from flowkit.adapters.tasks.fields import FAILURES, PAUSED, PINNED, WAITS_FOR, pin_path, read_pins
+from flowkit.adapters.tasks.fields import (
+    FAILURES,
+    PAUSED,
+    PINNED,
+    SCHEDULED_AT,
+    WAITS_FOR,
+    pin_path,
+    read_pins,
+)
 from flowkit.adapters.tasks.room import make_room
 from flowkit.core.utils import Fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
@@ -61,8 +69,8 @@ _LARGE_DOCUMENTS = 100
 
 _ALIVE = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 
-_PARAMS: Fields = {"_id": 0, "params": 1}
-"""Projection with the params of a task."""
+_PARAMS: Fields = {"_id": 0, "params": 1, SCHEDULED_AT: 1}
+"""Projection with the params of a task, and its nominal time."""
 
 _KEPT_BYTES = 2 * 2**20
 """Memory for the params of runs whose attempts have ended, for their next attempts."""
@@ -80,6 +88,13 @@ class StoredParams:
     """
 
     stored: Any = None
+    scheduled_at: str | None = None
+    """The nominal time at which a schedule has started the task, as RFC 3339 text in UTC."""
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> StoredParams:
+        """Return the params in a document that was read with their projection."""
+        return cls(stored=document.get("params"), scheduled_at=document.get(SCHEDULED_AT))
 
     def decode(self) -> Fields:
         """Return the params, as a new dict."""
@@ -539,7 +554,7 @@ class Attempts:
         stored = await self._undecoded.find_one_and_update(condition, update, projection=_PARAMS)
         if stored is None:
             return False
-        read["params"] = StoredParams(stored=stored.get("params"))
+        read["params"] = StoredParams.of(stored)
         return True
 
     async def _write_together(self, writes: Sequence[_Write]) -> Sequence[int]:
@@ -570,7 +585,7 @@ class Attempts:
         ids = {write.entry.document["id"] for write in readers}
         if ids:
             found = self._undecoded.find({"id": {"$in": list(ids)}}, {**_PARAMS, "id": 1})
-            params = {(("id", each["id"]),): StoredParams(stored=each.get("params")) async for each in found}
+            params = {(("id", each["id"]),): StoredParams.of(each) async for each in found}
             _hand_out(readers, {document: {"params": each} for document, each in params.items()})
 
 

@@ -53,6 +53,9 @@ PAUSED_SCOPES = "coordinator.paused"
 RECORDED_AT = "coordinator.recorded_at"
 """Field with the time of the latest record that the workflow has written, by which older ones are recognised."""
 
+SCHEDULED_AT = "scheduled_at"
+"""Field with the nominal time of a task that a schedule has started, as RFC 3339 text in UTC; absent for others."""
+
 SATISFIED = "coordinator.satisfied"
 """Field with the prerequisites of a task that are satisfied; absent without any."""
 
@@ -87,6 +90,7 @@ def new_task(
     graph: Fields,
     at: float,
     *,
+    scheduled_at: str | None = None,
     namespace_id: str = "",
     database_id: str = "",
 ) -> Fields:
@@ -117,6 +121,7 @@ def new_task(
         "updated_at": moment(at),
         "run_seq": 0,
         INPUT_DIGEST: input_digest(params, graph),
+        **({SCHEDULED_AT: scheduled_at} if scheduled_at else {}),
         **owner(namespace_id, database_id),
     }
 

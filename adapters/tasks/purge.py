@@ -39,6 +39,8 @@ class Purge:
             "created_at": {"$lt": moment(before)},
             "namespace_id": {"$in": [namespace_id, ""]},
         }
+        self._of_schedules: Fields = {**self._unused, "schedule_id": {"$ne": None}}
+        self._unused["schedule_id"] = None
         self._ended: Fields = {
             "status": {"$in": list(statuses)},
             "finished_at": {"$lt": moment(before)},
@@ -70,6 +72,27 @@ class Purge:
         found = [row["task_id"] async for row in self._db.stored_graphs.find(self._unused, {"task_id": 1})]
         known = self._db.tasks.find({"id": {"$in": found}}, {"id": 1})
         return sorted({*found} - {document["id"] async for document in known})
+
+    @translate_errors
+    async def schedules(self) -> list[str]:
+        """Return the schedules that have stored a graph before the given time. It is used while they exist."""
+        found = self._db.stored_graphs.find(self._of_schedules, {"schedule_id": 1})
+        return sorted({row["schedule_id"] async for row in found})
+
+    @translate_errors
+    async def count_graphs(self, schedule_ids: Sequence[str]) -> int:
+        """Return the number of rows with graphs of these schedules."""
+        found: int = await self._db.stored_graphs.count_documents(
+            {"schedule_id": {"$in": list(schedule_ids)}}
+        )
+        return found
+
+    @translate_errors
+    async def remove_graphs(self, schedule_ids: Sequence[str]) -> int:
+        """Delete the graphs of these schedules, and return the number of rows."""
+        gone = await self._db.stored_graphs.delete_many({"schedule_id": {"$in": list(schedule_ids)}})
+        removed: int = gone.deleted_count
+        return removed
 
     @translate_errors
     async def count(self, task_ids: Sequence[str]) -> dict[str, int]:

@@ -41,6 +41,7 @@ from flowkit.adapters.tasks.fields import (
     PINNED,
     RECORDED_AT,
     SATISFIED,
+    SCHEDULED_AT,
     WIRING,
     graph_difference,
     new_task,
@@ -90,7 +91,7 @@ _GRAPH = {
 }
 _RUNNING = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 _BEFORE_ATTEMPT = [NodeStatus.QUEUED.value, NodeStatus.DEFERRED.value]
-_CONDITION_VALUES = {"_id": 0, "params": 1, "coordinator.vars": 1}
+_CONDITION_VALUES = {"_id": 0, "params": 1, "coordinator.vars": 1, SCHEDULED_AT: 1}
 _CONDITION_VALUES_AND_NODES = {
     **_CONDITION_VALUES,
     **{f"graph.nodes.{name}": 1 for name in ("node_id", "stats", "attempt_epoch", "first_epoch")},
@@ -121,6 +122,8 @@ class StoredValues:
     """The stats of each node that has some, by node id."""
     begun: frozenset[str]
     """The ids of the nodes of which an attempt of the present generation has begun, in any run of the task."""
+    scheduled_at: str | None = None
+    """The nominal time at which a schedule has started the task, as RFC 3339 text in UTC."""
 
 
 class TaskStore:
@@ -220,7 +223,15 @@ class TaskStore:
         ids = owner(namespace_id, database_id)
         stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
         if stored is None:
-            await self._insert(new_task(opening.task_id, opening.params, opening.graph, opening.at, **ids))
+            document = new_task(
+                opening.task_id,
+                opening.params,
+                opening.graph,
+                opening.at,
+                scheduled_at=opening.scheduled_at,
+                **ids,
+            )
+            await self._insert(document)
             stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
         if stored is not None:
             _check_graph(stored, opening)
@@ -361,6 +372,7 @@ class TaskStore:
                 for node in nodes
                 if (node.get("attempt_epoch") or 0) > (node.get("first_epoch") or 0)
             ),
+            scheduled_at=stored.get(SCHEDULED_AT),
         )
 
     @translate_errors

@@ -41,29 +41,52 @@ class StoredGraphs:
         await ensure_index(self._rows, [("task_id", ASCENDING)], "ix_stored_graphs_task")
 
     @translate_errors
-    async def put(self, task_id: str, content: bytes, *, namespace_id: str, database_id: str) -> StoredGraph:
-        """Store the content of `pack_task`. Storing equal content again for the same task changes nothing."""
+    async def put(
+        self,
+        task_id: str,
+        content: bytes,
+        *,
+        namespace_id: str,
+        database_id: str,
+        schedule_id: str = "",
+    ) -> StoredGraph:
+        """Store the content of `pack_task` for a task or, with `schedule_id`, for all tasks of a schedule.
+
+        Storing equal content again for the same owner changes nothing.
+        """
         digest = hashlib.sha256(content).hexdigest()
         offsets = range(0, len(content), STORED_PART_BYTES)
         for part, offset in enumerate(offsets):
             row = {
-                "task_id": task_id,
+                **({"schedule_id": schedule_id} if schedule_id else {"task_id": task_id}),
                 "graph_id": digest,
                 "part": part,
                 "data": content[offset : offset + STORED_PART_BYTES],
                 "namespace_id": namespace_id,
                 "created_at": datetime.now(UTC),
             }
-            key = {"_id": _row_id(task_id, digest, part)}
+            key = {"_id": _row_id(_owner(task_id, schedule_id), digest, part)}
             await self._rows.update_one(key, {"$setOnInsert": row}, upsert=True)
-        return StoredGraph(graph_id=digest, parts=len(offsets), size=len(content), deployment=database_id)
+        return StoredGraph(
+            graph_id=digest,
+            parts=len(offsets),
+            size=len(content),
+            deployment=database_id,
+            schedule_id=schedule_id,
+        )
 
     @translate_errors
-    async def part(self, task_id: str, graph_id: str, part: int) -> bytes | None:
-        """Return one part of a stored graph, or None if MongoDB does not have it."""
-        found = await self._rows.find_one({"_id": _row_id(task_id, graph_id, part)}, {"data": 1})
+    async def part(self, task_id: str, stored: StoredGraph, part: int) -> bytes | None:
+        """Return one part of the stored graph of a task, or None if MongoDB does not have it."""
+        row_id = _row_id(_owner(task_id, stored.schedule_id), stored.graph_id, part)
+        found = await self._rows.find_one({"_id": row_id}, {"data": 1})
         return None if found is None else bytes(found["data"])
 
 
-def _row_id(task_id: str, graph_id: str, part: int) -> str:
-    return f"{graph_id}.{part}.{task_id}"
+def _owner(task_id: str, schedule_id: str) -> str:
+    """Return the end of the ids of rows. The line break, which no task id contains, marks a schedule."""
+    return f"\n{schedule_id}" if schedule_id else task_id
+
+
+def _row_id(owner: str, graph_id: str, part: int) -> str:
+    return f"{graph_id}.{part}.{owner}"

@@ -35,7 +35,7 @@ from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.role_contracts import RoleContracts
 from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner
 from flowkit.adapters.tasks.queries import TaskQueries
-from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
+from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.attempt.pollers import bridged_problems
 from flowkit.attempt.workflows import (
     ABSENT,
@@ -61,6 +61,7 @@ from flowkit.errors import (
     UnknownTask,
 )
 from flowkit.graph.contracts import data_edges
+from flowkit.graph.scheduled import evaluate_params, format_nominal
 from flowkit.graph.submission import convert_to_json, is_large, validate_input
 from flowkit.graph.validation import normalized, raise_if, unknown_function
 from flowkit.models import (
@@ -85,7 +86,7 @@ from flowkit.validation.arguments import (
 from flowkit.validation.json_keys import EqualKeys, to_json_types
 from flowkit.workflows.display.task_status import pipeline_name
 from flowkit.workflows.scheduling.scheduler import Scheduler
-from flowkit.workflows.state_codec import input_of, rerun_input
+from flowkit.workflows.state_codec import input_of, is_stored, rerun_input, stored_in
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
@@ -271,6 +272,11 @@ class TaskClient:
         self._submissions: Submissions | None = None
         """The product that starts tasks later, once it was needed."""
 
+    @property
+    def temporal(self) -> Client:
+        """The client of Temporal."""
+        return self._client
+
     async def create_task(
         self,
         *,
@@ -392,6 +398,35 @@ class TaskClient:
             await self._write_document(task_id, given, edges)
         return started.start is not Start.HAS_ENDED
 
+    async def prepare_scheduled(
+        self, name: str, *, params: dict[str, Any], graph: dict[str, Any], at: datetime
+    ) -> dict[str, Any]:
+        """Return the input of the tasks of a schedule. Graphs and params that are too large for it are stored.
+
+        `at` is a nominal time, with which the params are checked. Raise GraphError if graph, params or the name, which
+        begins the ids of the tasks, is invalid.
+        """
+        nominal = format_nominal(at)
+        task_id = f"{name}-{nominal}"
+        _check_new_id(task_id)
+        raw = convert_to_json("params", {} if params is None else params)
+        evaluated = await asyncio.to_thread(evaluate_params, raw, nominal)
+        given, _ = await self._convert(task_id, evaluated, graph, None)
+        return await self._checked_input(task_id, {**given, "params": raw}, schedule_id=name)
+
+    async def read_scheduled(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the graph and params in the input of the tasks of a schedule."""
+        if not is_stored(given):
+            return {"params": given.get("params") or {}, "graph": given.get("graph") or {}}
+        stored, graphs = stored_in(given), StoredGraphs(self._tasks.database)
+        parts = [await graphs.part(name, stored, part) for part in range(stored.parts)]
+        if None in parts:
+            raise ConfigError(
+                f"the graph of schedule {name!r} is not in the collection stored_graphs of this database; update the "
+                "schedule with its graph"
+            )
+        return await asyncio.to_thread(unpack_task, b"".join(part for part in parts if part is not None))
+
     async def submit_task(
         self,
         admission: Admission,
@@ -464,7 +499,9 @@ class TaskClient:
         if len(self._warned) > _WARNINGS:
             self._warned.clear()
 
-    async def _checked_input(self, task_id: str, given: dict[str, Any]) -> dict[str, Any]:
+    async def _checked_input(
+        self, task_id: str, given: dict[str, Any], *, schedule_id: str = ""
+    ) -> dict[str, Any]:
         """Return the input of the workflow. If graph and params are too large for it, store them and refer to them.
 
         Raise GraphError if the graph may not have a role that a bridge serves now.
@@ -476,6 +513,7 @@ class TaskClient:
         owner = {
             "namespace_id": await self._namespace.id(),
             "database_id": await self._tasks.database_id(),
+            "schedule_id": schedule_id,
         }
         return input_of(await StoredGraphs(self._tasks.database).put(task_id, content, **owner))
 

@@ -136,7 +136,7 @@ def test_caret_points_at_the_error_of_a_condition(
     assert (
         capsys.readouterr().err
         == """\
-flowkit: graph.json:1: node 'load': when: undeclared reference to 'gold'; the variables are nodes, params, vars
+flowkit: graph.json:1: node 'load': when: undeclared reference to 'gold'; the variables are nodes, params, task, vars
   | vars.sla == gold
   |             ^
 flowkit: graph.edges_ex 'extract' -> 'load': when: the expression is incomplete

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from temporalio.common import TypedSearchAttributes
 from temporalio.exceptions import ApplicationError, TimeoutType
 from temporalio.exceptions import TimeoutError as ActivityTimeout
 from tests.unit.activity_errors import wrapped
@@ -18,7 +19,12 @@ from flowkit.workflows.document import open_document
 
 REJECTION = ApplicationError("task id 't' belongs to another task", type="task_id_taken", non_retryable=True)
 LOCAL_TIMEOUT = ActivityTimeout("timed out", type=TimeoutType.SCHEDULE_TO_CLOSE, last_heartbeat_details=[])
-INFO = SimpleNamespace(workflow_id="t", first_execution_run_id="r", run_id="r")
+INFO = SimpleNamespace(
+    workflow_id="t",
+    first_execution_run_id="r",
+    run_id="r",
+    typed_search_attributes=TypedSearchAttributes.empty,
+)
 
 
 @pytest.mark.parametrize(

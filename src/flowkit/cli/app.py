@@ -15,6 +15,7 @@ from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
 from flowkit.cli.health_check import health
 from flowkit.cli.project.command import init
 from flowkit.cli.retention.commands import close_orphaned, purge
+from flowkit.cli.schedules.commands import schedule
 from flowkit.cli.tasks import (
     attempts,
     commands,
@@ -107,6 +108,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
 }
 for name, command in _COMMANDS.items():
     app.command(name, epilog=EPILOG)(command)
+app.add_typer(schedule, name="schedule", epilog=EPILOG)
 
 
 def main() -> None:

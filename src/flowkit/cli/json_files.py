@@ -12,6 +12,7 @@ from flowkit.cli.errors import add_remedy
 from flowkit.cli.loading import is_flow_name, load_flow, refuse_python_file
 from flowkit.errors import ConfigError, GraphError
 from flowkit.graph.params import PARAMS_SCHEMA
+from flowkit.graph.scheduled import dump_with_expressions
 from flowkit.graph.submission import parse_input, validate_input
 from flowkit.limits import FILE_BYTES
 from flowkit.text import printed
@@ -60,15 +61,17 @@ class GivenTask:
         return self.document.locate(problems, self.graph.get("nodes"), self.path)
 
 
-def read_task(path: str, params: str | None = None, single: Sequence[str] = ()) -> GivenTask:
+def read_task(
+    path: str, params: str | None = None, single: Sequence[str] = (), *, scheduled: bool = False
+) -> GivenTask:
     """Return the task in a file (`-` is stdin): a graph, or `{"params": …, "graph": …}`; or the graph of module:flow.
 
     The keys of `params` override those of the file, and those of `single` (`key=value`) override both. Raise
     ConfigError if the file cannot be read, or is neither JSON nor YAML, and GraphError if the outer structure is
-    invalid.
+    invalid. With `scheduled`, params may hold expressions that read `task.scheduled_at`.
     """
     if is_flow_name(path):
-        return _read_flow(load_flow(path), _read_given(params, single))
+        return read_flow(load_flow(path), _read_given(params, single), scheduled=scheduled)
     refuse_python_file(path)
     document = _read(path, "graph file")
     given = document.load()
@@ -88,11 +91,14 @@ def _read_given(params: str | None, single: Sequence[str]) -> dict[str, Any]:
     return {**more, **read_pairs(single, "--param", "day=2026-01-31")}
 
 
-def _read_flow(flow: Flow[Any], params: dict[str, Any]) -> GivenTask:
+def read_flow(flow: Flow[Any], params: dict[str, Any], *, scheduled: bool = False) -> GivenTask:
     """Return the task of a flow, with the default values of its params. Without any params, they may follow later."""
     graph = flow.to_dict()
+    dump = flow.dump_params
     try:
-        return GivenTask(graph=graph, params=flow.dump_params(params))
+        return GivenTask(
+            graph=graph, params=dump_with_expressions(dump, params) if scheduled else dump(params)
+        )
     except GraphError:
         if params or not graph.get(PARAMS_SCHEMA, {}).get("required"):
             raise

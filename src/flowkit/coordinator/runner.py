@@ -49,6 +49,7 @@ from flowkit.protocol.messages import (
     Role,
     RunState,
 )
+from flowkit.schedules import Schedules
 from flowkit.text import clean
 from flowkit.validation.arguments import (
     check_wait,
@@ -317,6 +318,11 @@ class Coordinator(RemovedAttributes):
                 admit, params=params, graph=graph, task_id=task_id, functions=functions
             )
         return await client.create_task(params=params, graph=graph, task_id=task_id, functions=functions)
+
+    async def schedules(self) -> Schedules:
+        """Return the schedules of this deployment, which start tasks on the queue of this coordinator."""
+        tasks = await self._task_client()
+        return Schedules(tasks.temporal, tasks, queue=self.cfg.queue)
 
     async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from flowkit.graph.cel_tree import Access
 
 
-PARAMS, VARS, NODES = "params", "vars", "nodes"
-ROOTS = frozenset([PARAMS, VARS, NODES])
+PARAMS, VARS, NODES, TASK = "params", "vars", "nodes", "task"
+ROOTS = frozenset([PARAMS, VARS, NODES, TASK])
 """The variables of an expression. All are objects with values of any type."""
 
 _PROBLEM_CHARS = 300

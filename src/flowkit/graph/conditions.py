@@ -37,6 +37,9 @@ STATUS, ERROR_CODE, STATS = "status", "error_code", "stats"
 FACTS = (STATUS, ERROR_CODE, STATS)
 """What a condition can read of an ancestor."""
 
+SCHEDULED_AT = "scheduled_at"
+"""The field of `task`: the nominal time at which a schedule has started the task; null without a schedule."""
+
 _ENOUGH = 11
 _Paths = dict[str, Any]
 """A tree of keys. None in place of a subtree selects the whole value."""
@@ -154,7 +157,12 @@ def _expression_problems(
 
 
 def _access_problem(access: Access, node: Node, ancestors: int, index_of: dict[str, int]) -> str | None:
-    """Return why an expression must not read this part of `nodes`. `ancestors` has a bit for each ancestor."""
+    """Return why an expression must not read this part of `nodes` or `task`.
+
+    `ancestors` has a bit for each ancestor.
+    """
+    if access.root == cel.TASK:
+        return task_problem(access)
     if access.root != cel.NODES:
         return None
     if not access.path:
@@ -168,6 +176,14 @@ def _access_problem(access: Access, node: Node, ancestors: int, index_of: dict[s
         shown = f"has no field {printed(field[0])}" if field else "is not a value"
         return f"nodes[{printed(named)}] {shown}; use its {STATUS}, {ERROR_CODE} or {STATS}"
     return None
+
+
+def task_problem(access: Access) -> str | None:
+    """Return why an expression must not read this part of `task`; None if it may."""
+    if access.path[:1] == (SCHEDULED_AT,):
+        return None
+    shown = f"task has no field {printed(access.path[0])}" if access.path else "task is not a value"
+    return f"{shown}; use task.{SCHEDULED_AT}"
 
 
 def _find_ancestors(graph: Graph) -> list[int]:

@@ -47,7 +47,7 @@ def is_expression(value: object) -> TypeGuard[dict[str, str]]:
 
 def find_expressions(io: Mapping[str, Any]) -> tuple[Found, ...]:
     """Return the expressions in the input of a node, in the order of the input."""
-    return tuple(each for name in FIELDS if io.get(name) for each in _find(io[name], f"io.{name}", 0))
+    return tuple(each for name in FIELDS if io.get(name) for each in find(io[name], f"io.{name}"))
 
 
 def expressions_of(io: Mapping[str, Any], encoded: bytes, over: str | None) -> tuple[Found, ...]:
@@ -56,7 +56,7 @@ def expressions_of(io: Mapping[str, Any], encoded: bytes, over: str | None) -> t
     return found if over is None else (*found, (MAP_OVER, over))
 
 
-def _find(value: Any, path: str, level: int) -> Iterator[Found]:
+def find(value: Any, path: str, level: int = 0) -> Iterator[Found]:
     """Yield the expressions in a value, as deep as MongoDB stores values."""
     if is_expression(value):
         yield path, value[KEY]
@@ -68,7 +68,7 @@ def _find(value: Any, path: str, level: int) -> Iterator[Found]:
         parts = ((f"{path}[{place}]", each) for place, each in enumerate(value))
     for below, each in parts:
         if isinstance(each, (dict, list)) and level < limits.DOCUMENT_LEVELS:
-            yield from _find(each, below, level + 1)
+            yield from find(each, below, level + 1)
 
 
 def may_hold_expressions(encoded: bytes) -> bool:
@@ -105,16 +105,16 @@ def _list_fixed(io: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _holds(value: Any) -> bool:
-    return any(True for _ in _find(value, "", 0))
+    return any(True for _ in find(value, ""))
 
 
 def with_values(io: NodeIO, values: Mapping[str, Any]) -> NodeIO:
     """Return the input with a value, by text, in place of each expression. Raise BadExpression if one is missing."""
     return replace(
         io,
-        input_ref=_fill(io.input_ref, values),
-        input_inline=_fill(io.input_inline, values),
-        fn_args=_fill(io.fn_args, values),
+        input_ref=fill(io.input_ref, values),
+        input_inline=fill(io.input_inline, values),
+        fn_args=fill(io.fn_args, values),
     )
 
 
@@ -139,15 +139,16 @@ def list_forms(secret: Any) -> Iterator[str]:
         yield str(secret)
 
 
-def _fill(value: Any, values: Mapping[str, Any]) -> Any:
+def fill(value: Any, values: Mapping[str, Any]) -> Any:
+    """Return a value with `values`, by text, in place of its expressions. Raise BadExpression if one is missing."""
     if is_expression(value):
         text = value[KEY]
         if text not in values:
             raise BadExpression(f"the value of the expression {printed(text)} is not stored")
         return values[text]
     if isinstance(value, dict):
-        return {key: _fill(each, values) for key, each in value.items()}
-    return [_fill(each, values) for each in value] if isinstance(value, list) else value
+        return {key: fill(each, values) for key, each in value.items()}
+    return [fill(each, values) for each in value] if isinstance(value, list) else value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,6 +23,8 @@ class OwnerKind(StrEnum):
     """A call of `create_task`."""
     ADMISSION = "admission"
     """The admission queue, for one of its requests."""
+    SCHEDULE = "schedule"
+    """A schedule. Its own memo has this marker; its tasks have that of a call of `create_task`."""
     FLOW = "flow"
     """The gateway, for a run of a flow."""
 

@@ -140,6 +140,8 @@ class StoredGraph:
     """Bytes of all parts together."""
     deployment: str
     """Database id of the database that holds the parts."""
+    schedule_id: str = ""
+    """The schedule to which the parts belong; empty if they belong to the task itself."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,6 +202,8 @@ class OpenTask:
     """Where to read graph and params, which are then empty here."""
     rerun: Rerun | None = None
     """Set if the run continues an ended task."""
+    scheduled_at: str | None = None
+    """The nominal time at which a schedule has started the task, as RFC 3339 text in UTC."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,6 +220,13 @@ class Opened:
     """Highest epoch that an earlier run has used, of each node in graph order; empty if all are 0."""
     document_bytes: int = 0
     """Size of the document, as an estimate; 0 if it is small (LARGE_DOCUMENT_BYTES)."""
+    params: dict[str, Any] | None = None
+    """The params of a task of a schedule, with the values of their expressions; None if they have none.
+
+    Of a task whose graph is stored, only those that the workflow reads.
+    """
+    stored: StoredGraph | None = None
+    """Where the task has its own copy of the graph that a schedule has stored."""
 
 
 @wire.dataclass(kw_only=True, slots=True)

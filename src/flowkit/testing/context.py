@@ -14,12 +14,14 @@ from flowkit.adapters.tasks.attempts import StoredParams
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.storage import begin
 from flowkit.core.time import ManualClock
+from flowkit.graph.scheduled import format_nominal
 from flowkit.graph.submission import convert_to_json
 from flowkit.models import AttemptInput, NodeIO, OpenTask
 from flowkit.testing.memory import memory_database
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import datetime
     from types import TracebackType
 
     from flowkit.adapters.mongo import Database
@@ -46,7 +48,7 @@ class HandlerContext(RunContext):
             run_id=_RUN,
             clock=ManualClock(int(time.time() * 1000)),
         )
-        self.begun(StoredParams(stored=document.params), attempt)
+        self.begun(StoredParams(stored=document.params, scheduled_at=document.scheduled_at), attempt)
         self.vars = _Variables(document)
         self.db = document.db
         """The database with the variables and artifacts of the task."""
@@ -70,11 +72,13 @@ def handler_context(
     node_id: str = "node",
     attempt_epoch: int = 1,
     db: Database | None = None,
+    scheduled_at: datetime | None = None,
 ) -> HandlerContext:
     """Return a context for a unit test of one handler, as if a worker ran it in a task with one node.
 
-    `vars` are the variables of the task when the attempt begins. `db` is by default a new `memory_database()`. Raise
-    GraphError for params or an input that JSON cannot hold.
+    `vars` are the variables of the task when the attempt begins. `db` is by default a new `memory_database()`.
+    `scheduled_at`, with a time zone, is the nominal time of a task that a schedule has started. Raise GraphError for
+    params or an input that JSON cannot hold.
     """
     given = [
         convert_to_json(name, dict(value)) if value is not None else None
@@ -89,15 +93,22 @@ def handler_context(
         io=NodeIO(input_inline=given[1], input_ref=given[2]),
     )
     database = memory_database() if db is None else db
-    return HandlerContext(_ContextDocument(database, attempt, given[0] or {}, dict(vars or {})))
+    nominal = None if scheduled_at is None else format_nominal(scheduled_at)
+    return HandlerContext(_ContextDocument(database, attempt, given[0] or {}, dict(vars or {}), nominal))
 
 
 class _ContextDocument:
     """The document of the task. It is written before the first use of a variable, because that is asynchronous."""
 
     def __init__(
-        self, db: Database, attempt: AttemptInput, params: dict[str, Any], variables: dict[str, Any]
+        self,
+        db: Database,
+        attempt: AttemptInput,
+        params: dict[str, Any],
+        variables: dict[str, Any],
+        scheduled_at: str | None,
     ) -> None:
+        self.scheduled_at = scheduled_at
         self.db, self.attempt, self.params = db, attempt, params
         self.tasks = TaskStore(db)
         self._variables = variables

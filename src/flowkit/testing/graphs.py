@@ -14,6 +14,7 @@ from flowkit.activities.builtin_functions import default_adapters
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.core.time import SystemClock
 from flowkit.errors import ConfigError
+from flowkit.graph.scheduled import evaluate_params, format_nominal
 from flowkit.graph.submission import convert_to_json, parse_input, validate_input
 from flowkit.graph.validation import raise_if, unknown_function
 from flowkit.testing.executors import executors
@@ -127,6 +128,7 @@ async def run_graph(
     params: Any = None,
     functions: Mapping[str, Any] | None = None,
     db: Database | None = None,
+    scheduled_at: datetime | None = None,
 ) -> GraphRun:
     """Run a task to its end in this process, without any server, and return its outcome.
 
@@ -135,7 +137,8 @@ async def run_graph(
 
     Handlers and coordinator functions run in the same activities as on a worker and an engine, and the workflow is that
     of an engine. `functions` adds to the built-in functions. To give handlers data to read, pass a database as `db`;
-    the default is a new `memory_database()`.
+    the default is a new `memory_database()`. With `scheduled_at`, which has a time zone, the task runs as one that a
+    schedule has started for this nominal time.
 
     A failed task raises no error; check it with `run.assert_finished()`. Raise GraphError for an invalid graph, and
     ConfigError for a role without a handler, or a stub for a role that no node has.
@@ -144,7 +147,7 @@ async def run_graph(
     no failure is held, and no `deadline_sec` passes. To test these, use `simulate`. Requires the extra
     `flowkit-temporal[testing]`.
     """
-    job = await _prepare(Pipeline.of(graph, handlers, functions), params, db)
+    job = await _prepare(Pipeline.of(graph, handlers, functions), params, db, scheduled_at)
     job.pipeline.check_stubs(job.given["graph"])
     clock = VirtualClock(time.time())
     return await job.run(
@@ -156,6 +159,7 @@ async def run_graph(
         decide=lambda node_id: "approve",
         satisfied=(),
         script=None,
+        scheduled_at=scheduled_at,
     )
 
 
@@ -169,6 +173,7 @@ async def simulate(
     satisfied: Collection[str] = (),
     script: Script | None = None,
     start: datetime | None = None,
+    scheduled_at: datetime | None = None,
     hangs_after_sec: float = _HANGS_AFTER_SEC,
 ) -> GraphRun:
     """Run a task as `run_graph` does, with a clock that skips what the task waits for: backoffs, delays, deadlines.
@@ -186,7 +191,7 @@ async def simulate(
     task waits for something else that does not happen by itself. Raise ConfigError for the decision of a node that is
     no approval.
     """
-    job = await _prepare(Pipeline.of(graph, handlers, functions), params, db)
+    job = await _prepare(Pipeline.of(graph, handlers, functions), params, db, scheduled_at)
     if script is None:  # A script may add nodes.
         job.pipeline.check_stubs(job.given["graph"])
         job.check_decisions(decide)
@@ -200,6 +205,7 @@ async def simulate(
         decide=decide or {},
         satisfied=satisfied,
         script=script,
+        scheduled_at=scheduled_at,
     )
 
 
@@ -239,12 +245,18 @@ class _Job:
         decide: Decisions,
         satisfied: Collection[str],
         script: Script | None,
+        scheduled_at: datetime | None,
     ) -> GraphRun:
         """Run the task with the input `given`, and return its outcome. Handlers see the clock `seen`."""
         begun = clock.now
         async with executors(self.db, self.parsed, self.pipeline.handlers, self.functions, seen) as ready:
             server = TaskServer(
-                self.task_id, ready, clock, hangs_after_sec=hangs_after_sec, waits_for_work=waits_for_work
+                self.task_id,
+                ready,
+                clock,
+                hangs_after_sec=hangs_after_sec,
+                waits_for_work=waits_for_work,
+                scheduled_at=scheduled_at,
             )
             task = SimulatedTask(server)
             server.observe = task.observe
@@ -311,8 +323,12 @@ class _Steering:
         scripted.result()
 
 
-async def _prepare(pipeline: Pipeline, params: Any, db: Database | None) -> _Job:
+async def _prepare(
+    pipeline: Pipeline, params: Any, db: Database | None, scheduled_at: datetime | None
+) -> _Job:
     task_id = str(uuid.uuid4())
+    if scheduled_at is not None and isinstance(params, dict):
+        params = evaluate_params(params, format_nominal(scheduled_at))
     given = {
         "params": convert_to_json("params", pipeline.dump_params(params)),
         "graph": convert_to_json("graph", pipeline.graph),

@@ -309,5 +309,5 @@ async def _show_input(task: str, node: str, batch: str | None, where: Where) -> 
         document = await inputs.read_input(db, stored, batch)
         mask = report.mask_for(stored, variables)
         mask.add(document)
-        output.document(mask.value({**document, "params": stored.params, "variables": variables}))
+        output.document(mask.value({**document, "params": stored.params.decode(), "variables": variables}))
     return Exit.OK

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from flowkit.activities.batches.puller import Delivery
     from flowkit.activities.handlers import Batch, BatchResult, RoleHandler
     from flowkit.adapters.entries import Entry
+    from flowkit.adapters.tasks.attempts import StoredParams
     from flowkit.cli.debug.recording import ReadOnly
     from flowkit.models import AttemptFailure, AttemptInput
 
@@ -146,7 +147,7 @@ class Debugged:
     """What to run: an attempt of a node, and how."""
 
     attempt: AttemptInput
-    params: dict[str, Any]
+    params: StoredParams
     wanted: str | None = None
     """The only batch to process; None for all."""
     wrap: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda function: function

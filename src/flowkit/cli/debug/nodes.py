@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.batch_uids import qualified
+from flowkit.adapters.tasks.attempts import StoredParams
 from flowkit.adapters.tasks.fields import graph_of, nodes_of
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.cli.errors import add_remedy
@@ -57,7 +58,7 @@ class StoredNode:
     """Version of the handler of the latest attempt; empty if unknown."""
     external: bool
     """Whether an external worker has run it."""
-    params: dict[str, Any]
+    params: StoredParams
     sources: tuple[StoredSource, ...]
     result: StoredResult | None
 
@@ -86,7 +87,7 @@ async def read_node(db: Database, task_id: str, node_id: str) -> StoredNode:
         worker=lease.get("worker_id") or "",
         version=lease.get("version") or "",
         external=await catalog.was_dispatched(task_id, node_id),
-        params=document.get("params") or {},
+        params=StoredParams.of(document),
         sources=await _read_sources(db, scheduler, task_id, node),
         result=(await catalog.results(task_id)).get(node_id),
     )

@@ -15,7 +15,6 @@ from flowkit.activities.context import TaskVariables
 from flowkit.adapters.aggregates import Aggregates
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.mongo import durable
-from flowkit.adapters.tasks.attempts import StoredParams
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.vars import changes, rules
 from flowkit.adapters.vars.changes import VarsChange
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from flowkit.adapters.mongo import Database
-    from flowkit.adapters.tasks.attempts import EntryWrite, NodeWrite
+    from flowkit.adapters.tasks.attempts import EntryWrite, NodeWrite, StoredParams
     from flowkit.adapters.vars.changes import Tree
     from flowkit.models import AttemptInput
 
@@ -212,10 +211,10 @@ class RecordedStorage(AttemptStorage):
         attempt: AttemptInput,
         run_id: str,
         worker_id: str,
-        params: dict[str, Any],
+        params: StoredParams,
     ) -> None:
         super().__init__(tasks, artifacts, attempt, run_id, worker_id)
-        self._read["params"] = StoredParams(stored=params)
+        self._read["params"] = params
         self._recorded = tasks.recorded_variables
 
     async def begin(self) -> dict[str, Any]:

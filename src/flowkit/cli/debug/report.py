@@ -37,7 +37,7 @@ _MISSING = object()
 def mask_for(stored: StoredNode, variables: Mapping[str, Any]) -> Mask:
     """Return the mask for all that a run of a node can print."""
     io = stored.attempt.io
-    return Mask(stored.params, io.input_inline, io.input_ref, io.fn_args, dict(variables))
+    return Mask(stored.params.decode(), io.input_inline, io.input_ref, io.fn_args, dict(variables))
 
 
 def make_document(stored: StoredNode, outcome: DebugOutcome, batches: Mapping[str, StoredBatch]) -> Document:

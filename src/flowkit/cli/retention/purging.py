@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.purge import BELONGINGS, Purge
 from flowkit.attempt.workflows import WorkflowState, look_up
@@ -82,7 +85,23 @@ async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Pu
             purged.rows += Counter(await (purge.count(ended) if options.dry_run else purge.remove(ended)))
             if not (quiet or options.dry_run):
                 output.note(f"deleted {count_of(purged.rows['tasks'], 'task')} so far")
+        if gone := [each for each in await purge.schedules() if not await _is_used(both.temporal, each)]:
+            remove = purge.count_graphs if options.dry_run else purge.remove_graphs
+            purged.rows["stored_graphs"] += await remove(gone)
     return purged
+
+
+async def _is_used(client: Client, schedule_id: str) -> bool:
+    """Return whether a schedule exists, or a task that it has started still runs."""
+    try:
+        await client.get_schedule_handle(schedule_id).describe()
+    except RPCError as error:
+        if error.status is not RPCStatusCode.NOT_FOUND:
+            raise
+    else:
+        return True
+    query = f"TemporalScheduledById = {json.dumps(schedule_id)} AND ExecutionStatus = 'Running'"
+    return (await client.count_workflows(query)).count > 0
 
 
 async def require_namespace(client: Client) -> str:

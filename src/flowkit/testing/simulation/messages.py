@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from temporalio import activity, workflow
 from temporalio.api.failure.v1.message_pb2 import Failure
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation, WorkflowActivationJob
-from temporalio.common import MetricMeter, Priority, TypedSearchAttributes
+from temporalio.common import (
+    MetricMeter,
+    Priority,
+    SearchAttributeKey,
+    SearchAttributePair,
+    TypedSearchAttributes,
+)
 from temporalio.converter import DefaultFailureConverter
 from temporalio.exceptions import CancelledError
 from temporalio.worker import UnsandboxedWorkflowRunner, WorkflowInstanceDetails
@@ -81,8 +87,13 @@ def fill(kind: Any, **known: Any) -> Any:
     return kind(**given)
 
 
-def new_instance(task_id: str, run_id: str, queue: str, now: datetime, continued: str) -> WorkflowInstance:
-    """Return a run of the Task workflow. `continued` is the id of the run before, or empty."""
+def new_instance(
+    task_id: str, run_id: str, queue: str, now: datetime, continued: str, scheduled_at: datetime | None
+) -> WorkflowInstance:
+    """Return a run of the Task workflow.
+
+    `continued` is the id of the run before, or empty; `scheduled_at` is the nominal time of a task of a schedule.
+    """
     return UnsandboxedWorkflowRunner().create_instance(
         fill(
             WorkflowInstanceDetails,
@@ -90,7 +101,7 @@ def new_instance(task_id: str, run_id: str, queue: str, now: datetime, continued
             failure_converter_class=DefaultFailureConverter,
             interceptor_classes=[],
             defn=workflow._Definition.must_from_class(Task),
-            info=_info(task_id, run_id, queue, now, continued),
+            info=_info(task_id, run_id, queue, now, continued, scheduled_at),
             randomness_seed=0,
             extern_functions=_PROVIDED,
             disable_eager_activity_execution=True,
@@ -102,7 +113,11 @@ def new_instance(task_id: str, run_id: str, queue: str, now: datetime, continued
     )
 
 
-def _info(task_id: str, run_id: str, queue: str, now: datetime, continued: str) -> Any:
+def _info(
+    task_id: str, run_id: str, queue: str, now: datetime, continued: str, scheduled_at: datetime | None
+) -> Any:
+    key = SearchAttributeKey.for_datetime(temporal_names.SCHEDULED_START_TIME)
+    scheduled = [] if scheduled_at is None else [SearchAttributePair(key, scheduled_at)]
     return fill(
         workflow.Info,
         attempt=1,
@@ -125,7 +140,7 @@ def _info(task_id: str, run_id: str, queue: str, now: datetime, continued: str) 
         workflow_start_time=now,
         task_queue=queue,
         task_timeout=TASK_TIMEOUT,
-        typed_search_attributes=TypedSearchAttributes.empty,
+        typed_search_attributes=TypedSearchAttributes(scheduled),
         workflow_id=task_id,
         workflow_type=temporal_names.TASK,
     )

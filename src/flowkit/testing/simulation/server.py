@@ -21,6 +21,7 @@ from flowkit.text import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from datetime import datetime
 
     from temporalio.testing import ActivityEnvironment
 
@@ -81,6 +82,7 @@ class TaskServer:
         *,
         hangs_after_sec: float,
         waits_for_work: bool,
+        scheduled_at: datetime | None = None,
     ) -> None:
         """Prepare the workflow.
 
@@ -88,6 +90,7 @@ class TaskServer:
         If nothing else is left, the task is stuck, unless it `waits_for_work` without a limit.
         """
         self.task_id = task_id
+        self._scheduled_at = scheduled_at
         self.clock = clock
         self._executors = executors
         self._hangs_after_sec = hangs_after_sec
@@ -204,7 +207,8 @@ class TaskServer:
     def _new_run(self, continued: str) -> _WorkflowRun:
         run_id = f"{RUN}-{self._number}" if continued else RUN
         queue, now = self._executors.settings.queue, self.clock.now_dt()
-        return _WorkflowRun(run_id, messages.new_instance(self.task_id, run_id, queue, now, continued))
+        instance = messages.new_instance(self.task_id, run_id, queue, now, continued, self._scheduled_at)
+        return _WorkflowRun(run_id, instance)
 
     # --- the workflow -------------------------------------------------------------------------------------------
 

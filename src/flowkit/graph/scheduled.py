@@ -1,0 +1,75 @@
+"""The nominal time of a task that a schedule has started, and params that contain it by expression. Pure.
+
+A schedule gives all its tasks the same params. They can hold expressions such as `{"$cel": "task.scheduled_at"}`, which
+the engine evaluates when it opens the task. Params of other tasks hold no expressions: there, such an object is a value
+like any other.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from flowkit.errors import BadCondition, GraphError
+from flowkit.graph import cel
+from flowkit.graph.conditions import SCHEDULED_AT, task_problem
+from flowkit.graph.expressions import Found, fill, find
+from flowkit.text import add_caret
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def format_nominal(at: datetime) -> str:
+    """Return a nominal time as RFC 3339 text in UTC and whole seconds, as Temporal writes it into ids of tasks."""
+    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def parse_nominal(text: str | None) -> datetime | None:
+    """Return the time that `format_nominal` has written, in UTC; None without a text."""
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def evaluate_params(params: dict[str, Any], scheduled_at: str) -> dict[str, Any]:
+    """Return params with the values of their expressions. Raise GraphError if one cannot be evaluated."""
+    expressions = tuple(find(params, "params"))
+    if not expressions:
+        return params
+    if problems := [problem for each in expressions if (problem := _problem(each))]:
+        raise GraphError(problems)
+    values = {**{root: {} for root in cel.ROOTS}, cel.TASK: {SCHEDULED_AT: scheduled_at}}
+    try:
+        found = {text: cel.evaluate_value(cel.compile_value(text), values) for _, text in expressions}
+    except BadCondition as error:
+        raise GraphError([f"params of a schedule: {error}"]) from None
+    filled: dict[str, Any] = fill(params, found)
+    return filled
+
+
+def dump_with_expressions(
+    dump: Callable[[dict[str, Any]], dict[str, Any]], params: dict[str, Any]
+) -> dict[str, Any]:
+    """Return what `dump` makes of the params of a schedule: it checks them with values in place of expressions.
+
+    Params with expressions stay as they are. Raise GraphError as `evaluate_params` and `dump` do.
+    """
+    dumped = dump(evaluate_params(params, format_nominal(datetime.now(UTC).replace(microsecond=0))))
+    return {**dumped, **{key: value for key, value in params.items() if any(find(value, ""))}}
+
+
+def _problem(expression: Found) -> str | None:
+    """Return why the params of a schedule cannot contain an expression."""
+    path, text = expression
+    try:
+        compiled = cel.compile_value(text)
+    except BadCondition as error:
+        return f"{path}: {error}"
+    if compiled.iterates:
+        return f"{path}: {add_caret('the params of a schedule cannot iterate over lists', text, 0)}"
+    for access in compiled.accesses:
+        problem = f"the params of a schedule can read task.{SCHEDULED_AT} only, not {access.root}"
+        if access.root == cel.TASK:
+            problem = task_problem(access) or ""
+        if problem:
+            return f"{path}: {add_caret(problem, text, access.position)}"
+    return None

@@ -1,0 +1,16 @@
+"""Schedules that start tasks at nominal times: `await coordinator.schedules()` returns them."""
+
+from flowkit.schedules.client import Schedules
+from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition
+from flowkit.schedules.times import ScheduleOptions, ScheduleTimes
+from flowkit.schedules.views import ScheduledRun, ScheduleView
+
+__all__ = [
+    "ScheduleChange",
+    "ScheduleDefinition",
+    "ScheduleOptions",
+    "ScheduleTimes",
+    "ScheduleView",
+    "ScheduledRun",
+    "Schedules",
+]

@@ -1,0 +1,370 @@
+"""Creates, shows and changes the schedules of one deployment. Each is a schedule of Temporal."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Unpack
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.api.workflowservice.v1 import ListScheduleMatchingTimesRequest
+from temporalio.client import (
+    ScheduleActionExecutionStartWorkflow,
+    ScheduleActionStartWorkflow,
+    ScheduleAlreadyRunningError,
+    ScheduleState,
+    ScheduleUpdate,
+)
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit import reason_codes
+from flowkit.attempt.workflows import WorkflowState
+from flowkit.errors import ConfigError, TaskCancelled, TaskFailed, UnknownTask
+from flowkit.models import temporal_names
+from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner
+from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition, ScheduleStep, plan_changes
+from flowkit.schedules.times import ScheduleOptions, ScheduleTimes, never_fires, spec_error, times_of
+from flowkit.schedules.views import ScheduledRun, ScheduleView
+from flowkit.text import one_line, truncate
+from flowkit.validation.arguments import require, text_problem
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from temporalio.client import (
+        Client,
+        Schedule,
+        ScheduleActionResult,
+        ScheduleDescription,
+        ScheduleHandle,
+        ScheduleUpdateInput,
+    )
+
+    from flowkit.client import TaskClient
+
+_SPEC_PROBLEM = "Invalid schedule spec: "
+_NAME_CHARS = 200
+_NOTE_CHARS = 1_000
+_RESULT_SEC = 5.0
+_TRIGGER_SEC = 10.0
+_TRIGGER_LOOK_SEC = 0.1
+_REFUSED = frozenset({reason_codes.INVALID_GRAPH, reason_codes.CONDITIONS_TOO_LARGE})
+"""Codes of tasks that an engine has not begun."""
+
+
+class Schedules:
+    """The schedules of one deployment: each starts a task at its nominal times.
+
+    The id of a task is the name of the schedule, a dash and the nominal time: `nightly-2026-11-26T02:00:00Z`. Methods
+    raise ConfigError for invalid arguments and for schedules that do not exist, GraphError for an invalid graph or
+    params, and RPCError if Temporal does not respond.
+    """
+
+    def __init__(self, client: Client, tasks: TaskClient, *, queue: str) -> None:
+        self._client = client
+        self._tasks = tasks
+        self._queue = queue
+
+    async def create(
+        self,
+        name: str,
+        *,
+        graph: dict[str, Any],
+        params: dict[str, Any] | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleView:
+        """Create a schedule, and return it with its next nominal times.
+
+        Params may hold expressions that read `task.scheduled_at`; each task gets their values. Raise ConfigError if the
+        name is taken.
+        """
+        definition = ScheduleDefinition(graph=graph, params=params or {}, times=ScheduleTimes.read(options))
+        await self._create(name, definition)
+        return await self._view(await self._describe(name))
+
+    async def _create(self, name: str, definition: ScheduleDefinition) -> None:
+        require(text_problem(name, "name", _NAME_CHARS))
+        times = definition.times
+        first = (await self.preview(times))[0]
+        action = await self._action(name, definition, first)
+        deployment = await self._tasks.deployment()
+        marker = Owner(kind=OwnerKind.SCHEDULE, deployment=deployment, id=name)
+        try:
+            await self._client.create_schedule(name, times.schedule(action), memo=marker.as_memo())
+        except ScheduleAlreadyRunningError:
+            raise ConfigError(
+                f"schedule {name!r} exists already; change it with update or apply, or choose another name"
+            ) from None
+
+    async def _action(
+        self, name: str, definition: ScheduleDefinition, at: datetime
+    ) -> ScheduleActionStartWorkflow:
+        given = await self._tasks.prepare_scheduled(
+            name, params=definition.params, graph=definition.graph, at=at
+        )
+        title = definition.graph.get("name")
+        return ScheduleActionStartWorkflow(
+            temporal_names.TASK,
+            given,
+            id=name,
+            task_queue=self._queue,
+            memo=task_owner(name, await self._tasks.deployment()).as_memo(),
+            static_summary=truncate(title, 100) if isinstance(title, str) else None,
+        )
+
+    async def preview(self, times: ScheduleTimes) -> Sequence[datetime]:
+        """Return the next nominal times, at most ten, as Temporal computes them. Nothing is started.
+
+        Raise ConfigError, which shows the right form, if Temporal refuses the times or they never come.
+        """
+        name = f"flowkit-preview-{uuid.uuid4()}"
+        action = ScheduleActionStartWorkflow(temporal_names.TASK, id=name, task_queue=name)
+        paused = ScheduleState(paused=True, note="FlowKit asks for the next times, and deletes this schedule")
+        try:
+            handle = await self._client.create_schedule(name, times.schedule(action, paused))
+        except RPCError as error:
+            if error.status is not RPCStatusCode.INVALID_ARGUMENT:
+                raise
+            raise spec_error(times, one_line(error).removeprefix(_SPEC_PROBLEM)) from None
+        try:
+            found = (await handle.describe()).info.next_action_times
+        finally:
+            await handle.delete()
+        if not found:
+            raise never_fires(times)
+        return found
+
+    async def list_schedules(self) -> list[ScheduleView]:
+        """Return the schedules of the deployment by name. A new one may be missing for a moment."""
+        own = await self._tasks.deployment()
+        views = []
+        async for each in await self._client.list_schedules():
+            owner = read_owner((await each.memo()).get(MEMO))
+            if each.schedule is None or each.info is None or owner is None:
+                continue
+            if owner.kind is OwnerKind.SCHEDULE and owner.deployment == own:
+                recent = each.info.recent_actions
+                view = ScheduleView(
+                    name=each.id,
+                    times=times_of(each.schedule.spec),
+                    paused=each.schedule.state.paused,
+                    note=each.schedule.state.note or "",
+                    next_times=each.info.next_action_times,
+                    last_task=_task_id(recent[-1]) if recent else None,
+                )
+                views.append(view)
+        return sorted(views, key=lambda view: view.name)
+
+    async def show(self, name: str) -> ScheduleView:
+        """Return a schedule with its latest tasks, and what has become of them."""
+        description = await self._describe(name)
+        view = await self._view(description)
+        runs = await asyncio.gather(*(self._run(each) for each in reversed(description.info.recent_actions)))
+        last = runs[0] if runs else None
+        problem = last.reason if last is not None and last.code in _REFUSED else None
+        return replace(view, runs=runs, problem=problem)
+
+    async def times(self, name: str, start: datetime, end: datetime) -> list[datetime]:
+        """Return the nominal times of a schedule between two times, in UTC: at most 1,000."""
+        await self._describe(name)
+        bounds = [Timestamp(), Timestamp()]
+        for bound, at in zip(bounds, (start, end), strict=True):
+            bound.FromDatetime(at.astimezone(UTC))
+        request = ListScheduleMatchingTimesRequest(
+            namespace=self._client.namespace, schedule_id=name, start_time=bounds[0], end_time=bounds[1]
+        )
+        found = await self._client.workflow_service.list_schedule_matching_times(request)
+        return [each.ToDatetime(UTC) for each in found.start_time]
+
+    async def pause(self, name: str, *, note: str = "") -> None:
+        """Stop starting tasks, until `resume`. Tasks that run continue, and times that pass start nothing."""
+        async with self._handle(name) as handle:
+            await handle.pause(note=truncate(note, _NOTE_CHARS) or "paused")
+
+    async def resume(self, name: str, *, note: str = "") -> None:
+        """Start tasks again, from the next nominal time on."""
+        async with self._handle(name) as handle:
+            await handle.unpause(note=truncate(note, _NOTE_CHARS) or "resumed")
+
+    async def trigger(self, name: str) -> str | None:
+        """Start a task now, also if the schedule is paused, and return its id.
+
+        Its nominal time is the present one. Return None if it does not start now, because an earlier one runs, and the
+        schedule skips or delays a task that overlaps with it.
+        """
+        before = (await self._describe(name)).info
+        known = {_task_id(each) for each in before.recent_actions}
+        asked = datetime.now(UTC) - timedelta(seconds=2)
+        async with self._handle(name) as handle:
+            await handle.trigger()
+            until = time.monotonic() + _TRIGGER_SEC
+            while time.monotonic() < until:
+                info = (await handle.describe()).info
+                for each in info.recent_actions:
+                    if _task_id(each) not in known and each.scheduled_at >= asked:
+                        return _task_id(each)
+                if info.num_actions_skipped_overlap > before.num_actions_skipped_overlap:
+                    return None
+                await asyncio.sleep(_TRIGGER_LOOK_SEC)
+        return None
+
+    async def update(
+        self,
+        name: str,
+        *,
+        graph: dict[str, Any] | None = None,
+        params: dict[str, Any] | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> ScheduleView:
+        """Change what is given, and nothing else. Tasks that have started keep their graph and params.
+
+        `params` replaces all params. `cron` replaces `every`, and the other way round.
+        """
+        description = await self._describe(name)
+        before = await self._definition(description)
+        after = ScheduleDefinition(
+            graph=before.graph if graph is None else graph,
+            params=before.params if params is None else params,
+            times=before.times.changed(options),
+        )
+        await self._update(name, after)
+        return await self._view(await self._describe(name))
+
+    async def _update(self, name: str, after: ScheduleDefinition) -> None:
+        first = (await self.preview(after.times))[0]
+        action = await self._action(name, after, first)
+
+        def change(given: ScheduleUpdateInput) -> ScheduleUpdate:
+            present: Schedule = given.description.schedule
+            return ScheduleUpdate(schedule=after.times.schedule(action, present.state))
+
+        async with self._handle(name) as handle:
+            await handle.update(change)
+
+    async def delete(self, name: str) -> None:
+        """Delete a schedule. Its tasks stay as they are, also those that run."""
+        await self._describe(name)
+        async with self._handle(name) as handle:
+            await handle.delete()
+
+    async def plan(
+        self, wanted: Mapping[str, ScheduleDefinition], *, prune: bool = False
+    ) -> list[ScheduleChange]:
+        """Return what `apply` would change. Nothing is changed."""
+        names = {each.name for each in await self.list_schedules()} | {*wanted}
+        found = await asyncio.gather(*(self._find(name) for name in sorted(names)))
+        present = {each.id: await self._definition(each) for each in found if each is not None}
+        return plan_changes(wanted, present, prune=prune)
+
+    async def apply(
+        self, wanted: Mapping[str, ScheduleDefinition], *, prune: bool = False
+    ) -> list[ScheduleChange]:
+        """Create and update schedules so that they are the wanted ones, and return what has changed.
+
+        A second call changes nothing. Only with `prune`, delete those that are not wanted.
+        """
+        changes = await self.plan(wanted, prune=prune)
+        for change in changes:
+            match change.step:
+                case ScheduleStep.CREATE:
+                    await self._create(change.name, wanted[change.name])
+                case ScheduleStep.UPDATE:
+                    await self._update(change.name, wanted[change.name])
+                case ScheduleStep.DELETE:
+                    await self.delete(change.name)
+        return changes
+
+    @asynccontextmanager
+    async def _handle(self, name: str) -> AsyncIterator[ScheduleHandle]:
+        """Yield the handle of a schedule of this deployment. Raise ConfigError if there is none."""
+        await self._describe(name)
+        try:
+            yield self._client.get_schedule_handle(name)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            raise _unknown(name) from None
+
+    async def _describe(self, name: str) -> ScheduleDescription:
+        found = await self._find(name)
+        if found is None:
+            raise _unknown(name)
+        return found
+
+    async def _find(self, name: str) -> ScheduleDescription | None:
+        """Return a schedule; None if there is none. Raise ConfigError if it is not one of this deployment."""
+        require(text_problem(name, "name", _NAME_CHARS))
+        try:
+            found = await self._client.get_schedule_handle(name).describe()
+        except RPCError as error:
+            if error.status is RPCStatusCode.NOT_FOUND:
+                return None
+            raise
+        owner = read_owner((await found.memo()).get(MEMO))
+        if owner is None or owner.kind is not OwnerKind.SCHEDULE:
+            raise ConfigError(f"schedule {name!r} is not one of FlowKit; choose another name")
+        if owner.deployment != await self._tasks.deployment():
+            raise ConfigError(
+                f"schedule {name!r} belongs to another database; choose another name, or set MONGO_URL and "
+                "MONGO_DATABASE to its database"
+            )
+        return found
+
+    async def _definition(self, description: ScheduleDescription) -> ScheduleDefinition:
+        task = await self._tasks.read_scheduled(description.id, await self._input(description))
+        schedule = description.schedule
+        times = times_of(schedule.spec, schedule.policy)
+        return ScheduleDefinition(graph=task["graph"], params=task["params"], times=times)
+
+    async def _input(self, description: ScheduleDescription) -> dict[str, Any]:
+        action = description.schedule.action
+        if not isinstance(action, ScheduleActionStartWorkflow) or not action.args:
+            return {}
+        found: Any = (await self._client.data_converter.decode(list(action.args)))[0]
+        return found if isinstance(found, dict) else {}
+
+    async def _view(self, description: ScheduleDescription) -> ScheduleView:
+        definition, info = await self._definition(description), description.info
+        recent = info.recent_actions
+        return ScheduleView(
+            name=description.id,
+            times=definition.times,
+            paused=description.schedule.state.paused,
+            note=description.schedule.state.note or "",
+            next_times=info.next_action_times,
+            last_task=_task_id(recent[-1]) if recent else None,
+            task={"graph": definition.graph, "params": definition.params},
+            started=info.num_actions,
+            missed=info.num_actions_missed_catchup_window,
+            skipped=info.num_actions_skipped_overlap,
+        )
+
+    async def _run(self, action: ScheduleActionResult) -> ScheduledRun:
+        run = ScheduledRun(task_id=_task_id(action), scheduled_at=action.scheduled_at, status="running")
+        if (await self._tasks.look_up(run.task_id)).state is WorkflowState.OPEN:
+            return run
+        try:
+            result = await self._tasks.result(run.task_id, timeout=_RESULT_SEC)
+        except TaskFailed as error:
+            return replace(run, status="failed", reason=one_line(error.reason), code=error.cause)
+        except TaskCancelled as error:
+            return replace(run, status="cancelled", reason=error.reason)
+        except UnknownTask:
+            return replace(run, status="unknown")
+        except TimeoutError:
+            return run
+        return replace(run, status=result.status.value)
+
+
+def _task_id(result: ScheduleActionResult) -> str:
+    """Return the id of the task that a schedule has started."""
+    started = result.action
+    return started.workflow_id if isinstance(started, ScheduleActionExecutionStartWorkflow) else ""
+
+
+def _unknown(name: str) -> ConfigError:
+    return ConfigError(f"there is no schedule {name!r}; `flowkit schedule list` shows the schedules")

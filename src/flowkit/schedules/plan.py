@@ -1,0 +1,91 @@
+"""What must change so that the schedules of a deployment are those of a file. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from flowkit.text import printable, truncate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from flowkit.schedules.times import ScheduleTimes
+
+_SHOWN_CHARS = 60
+
+
+class ScheduleStep(StrEnum):
+    """What `apply` does with a schedule."""
+
+    CREATE = "create"
+    UPDATE = "update"
+    KEEP = "keep"
+    """It is as the file says."""
+    DELETE = "delete"
+    UNLISTED = "unlisted"
+    """The file does not name it, and `apply` leaves it as it is."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleDefinition:
+    """A schedule as a file describes it."""
+
+    graph: dict[str, Any]
+    params: dict[str, Any]
+    times: ScheduleTimes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleChange:
+    """What `apply` does, or would do, with a schedule."""
+
+    name: str
+    step: ScheduleStep
+    differences: tuple[str, ...] = ()
+    """What an update changes, one line each."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the change in JSON types."""
+        return {"name": self.name, "step": self.step.value, "differences": list(self.differences)}
+
+
+def plan_changes(
+    wanted: Mapping[str, ScheduleDefinition], present: Mapping[str, ScheduleDefinition], *, prune: bool
+) -> list[ScheduleChange]:
+    """Return a change for each wanted and each present schedule. Only `prune` deletes those that are not wanted."""
+    changes = []
+    for name, definition in wanted.items():
+        if name not in present:
+            changes.append(ScheduleChange(name=name, step=ScheduleStep.CREATE))
+            continue
+        differences = tuple(find_differences(present[name], definition))
+        step = ScheduleStep.UPDATE if differences else ScheduleStep.KEEP
+        changes.append(ScheduleChange(name=name, step=step, differences=differences))
+    extra = ScheduleStep.DELETE if prune else ScheduleStep.UNLISTED
+    return [*changes, *(ScheduleChange(name=name, step=extra) for name in present if name not in wanted)]
+
+
+def find_differences(before: ScheduleDefinition, after: ScheduleDefinition) -> Iterator[str]:
+    """Yield one line for each option and each param that differs, and one for the graph."""
+    old, new = before.times.as_json(), after.times.as_json()
+    yield from _differences("", old, new)
+    yield from _differences("params.", before.params, after.params)
+    if before.graph != after.graph:
+        nodes = [len(each.graph.get("nodes") or ()) for each in (before, after)]
+        counts = f", {nodes[0]} → {nodes[1]} nodes" if nodes[0] != nodes[1] else ""
+        yield f"the graph changes{counts}"
+
+
+def _differences(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+    for key in dict.fromkeys([*old, *new]):
+        if old.get(key) != new.get(key) or (key in old) != (key in new):
+            yield f"{prefix}{key}: {_show(old, key)} → {_show(new, key)}"
+
+
+def _show(values: Mapping[str, Any], key: str) -> str:
+    if key not in values:
+        return "(default)" if values is not None else ""
+    return printable(truncate(json.dumps(values[key], ensure_ascii=False), _SHOWN_CHARS))

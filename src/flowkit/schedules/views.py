@@ -1,0 +1,90 @@
+"""What people see of a schedule: when it starts tasks next, and what has become of the last ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flowkit.graph.scheduled import format_nominal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from flowkit.schedules.times import ScheduleTimes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduledRun:
+    """A task that a schedule has started."""
+
+    task_id: str
+    scheduled_at: datetime
+    """The nominal time, in UTC. That of a triggered task is the time of the trigger."""
+    status: str
+    """`running`, `finished`, `failed`, `cancelled`, or `unknown` if neither Temporal nor MongoDB has the task."""
+    reason: str | None = None
+    """Why the task has failed, or was cancelled."""
+    code: str | None = None
+    """The reason code of a task that has failed."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the run in JSON types."""
+        own = {
+            "task_id": self.task_id,
+            "scheduled_at": format_nominal(self.scheduled_at),
+            "status": self.status,
+        }
+        return {**own, "reason": self.reason, "code": self.code}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleView:
+    """A schedule as Temporal describes it."""
+
+    name: str
+    times: ScheduleTimes
+    paused: bool
+    note: str = ""
+    """Why it is paused, or was resumed."""
+    next_times: Sequence[datetime] = ()
+    """The next nominal times, in UTC: at most ten, and none of a paused schedule is due."""
+    last_task: str | None = None
+    """The id of the latest task."""
+    runs: Sequence[ScheduledRun] = ()
+    """The latest tasks, at most ten, newest first. Only `show` reads them."""
+    task: dict[str, Any] = field(default_factory=dict)
+    """The `graph` and `params` of its tasks. Only `show` reads them."""
+    started: int = 0
+    """Number of tasks that it has started."""
+    missed: int = 0
+    """Number of nominal times that passed during an outage of Temporal, and were too old for `catchup` after it."""
+    skipped: int = 0
+    """Number of nominal times without a task, because an earlier one still ran."""
+    problem: str | None = None
+    """Why the engine has refused the latest task; None unless it has."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the schedule in JSON types."""
+        return {
+            "name": self.name,
+            **self.times.as_json(),
+            "timezone": self.times.timezone,
+            "overlap": self.times.overlap,
+            "paused": self.paused,
+            "note": self.note,
+            "next": [format_nominal(each) for each in self.next_times],
+            "last_task": self.last_task,
+        }
+
+    def details_as_json(self) -> dict[str, Any]:
+        """Return the schedule with its latest tasks in JSON types."""
+        return {
+            **self.as_json(),
+            "started": self.started,
+            "missed": self.missed,
+            "skipped": self.skipped,
+            "problem": self.problem,
+            "params": self.task.get("params", {}),
+            "runs": [each.as_json() for each in self.runs],
+        }

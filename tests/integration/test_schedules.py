@@ -1,0 +1,242 @@
+"""Schedules on real servers: tasks know their nominal times, and every nominal time starts one task."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from flowkit import limits
+from flowkit.cli.options import Where
+from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
+from flowkit.errors import ConfigError, GraphError
+from flowkit.models import TaskStatus
+from flowkit.schedules import ScheduleDefinition, ScheduleTimes
+from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
+from tests.integration.harness import Harness, eventually, node
+from tests.integration.test_cancel_terminate_reset import reset
+
+if TYPE_CHECKING:
+    from flowkit.schedules import ScheduleOptions, Schedules, ScheduleView
+
+pytestmark = pytest.mark.server
+
+GRAPH: dict[str, Any] = {
+    "nodes": [node("a", "clock", inline={"at": {"$cel": "task.scheduled_at"}})],
+    "params_schema": {"properties": {"at": {"type": "string"}}, "required": ["at"]},
+}
+AT = {"at": {"$cel": "task.scheduled_at"}}
+
+
+class Clock(RoleHandler):
+    """Returns what a handler knows of the nominal time."""
+
+    role = "clock"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Return the time from the context, the input and the params."""
+        at = ctx.scheduled_at
+        shown = None if at is None else at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        seen = [shown, (ctx.input_inline or {})["at"], ctx.params["at"]]
+        return BatchResult(success=True, metrics={"seen": seen})
+
+
+async def seen(harness: Harness, task_id: str) -> list[Any]:
+    """Return what the handler of a finished task has seen, in each of its runs."""
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    return [row["metrics"]["seen"] for row in await harness.rows(task_id, "a")]
+
+
+def new_name() -> str:
+    """Return a name that no other test uses."""
+    return f"nightly-{uuid.uuid4().hex[:8]}"
+
+
+async def ended_runs(schedules: Schedules, name: str, count: int) -> ScheduleView:
+    """Wait until a schedule has started so many tasks, and all that it shows have ended."""
+
+    async def look() -> ScheduleView | None:
+        view = await schedules.show(name)
+        ended = [each for each in view.runs if each.status != "running"]
+        return view if len(ended) >= count and len(ended) == len(view.runs) else None
+
+    return await eventually(look)
+
+
+async def test_tasks_have_the_id_and_the_values_of_their_nominal_time_after_a_rerun_and_a_reset_too(
+    harness: Harness,
+) -> None:
+    await harness.engine()
+    await harness.worker({"clock": Clock()})
+    name, schedules = new_name(), await harness.coordinator.schedules()
+    view = await schedules.create(name, graph=GRAPH, params=AT, every="1s")
+    assert (view.times.text, view.paused, len(view.next_times)) == ("every 1s", False, 10)
+    await ended_runs(schedules, name, 2)
+    await schedules.pause(name, note="enough")
+    view = await ended_runs(schedules, name, 2)
+    assert (view.paused, view.note, view.problem) == (True, "enough", None)
+    for run in view.runs:
+        nominal = run.scheduled_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+        assert (run.task_id, run.status) == (f"{name}-{nominal}", "finished")
+        assert await seen(harness, run.task_id) == [[nominal] * 3]
+        document = await harness.document(run.task_id)
+        assert (document["scheduled_at"], document["params"]) == (nominal, {"at": nominal})
+
+    task_id, nominal = view.runs[0].task_id, view.runs[0].scheduled_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    await harness.coordinator.rerun(task_id, ["a"])
+    assert await seen(harness, task_id) == [[nominal] * 3]
+    task_id, nominal = view.runs[1].task_id, view.runs[1].scheduled_at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    await reset(harness, task_id, "a")
+    assert await seen(harness, task_id) == [[nominal] * 3]
+
+    await schedules.delete(name)
+    assert (await harness.document(task_id))["scheduled_at"] == nominal
+    with pytest.raises(ConfigError, match=f"there is no schedule {name!r}"):
+        await schedules.show(name)
+
+
+async def test_a_stored_graph_belongs_to_the_schedule_and_each_task_has_a_copy(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "INPUT_NODES", 0)
+    await harness.engine()
+    await harness.worker({"clock": Clock()})
+    name, schedules = new_name(), await harness.coordinator.schedules()
+    await schedules.create(name, graph=GRAPH, params=AT, cron="0 2 * * *")
+    owners = [row async for row in harness.db.stored_graphs.find({}, {"data": 0})]
+    assert [(row.get("task_id"), row["schedule_id"]) for row in owners] == [(None, name)]
+    task_id = await schedules.trigger(name)
+    assert task_id is not None
+    nominal = task_id.removeprefix(f"{name}-")
+    assert await seen(harness, task_id) == [[nominal] * 3]
+    assert await harness.db.stored_graphs.count_documents({"task_id": task_id}) == 1
+    view = await schedules.update(name, timezone="Europe/Berlin")
+    assert (view.times.text, view.task["params"]) == ("0 2 * * * Europe/Berlin", AT)
+    assert (await schedules.plan({name: definition(timezone="Europe/Berlin")}))[0].step == "keep"
+    assert await purge_all(harness) == 0
+    await schedules.delete(name)
+    assert await purge_all(harness) == 1
+    assert await harness.db.stored_graphs.count_documents({}) == 2
+
+
+async def purge_all(harness: Harness) -> int:
+    """Return how many rows with graphs `flowkit purge` would delete if all of them were old."""
+    long_ago = datetime(2026, 1, 1, tzinfo=UTC)
+    await harness.db.stored_graphs.update_many({}, {"$set": {"created_at": long_ago}})
+    options = PurgeOptions(older_than_sec=60, statuses=("finished",), dry_run=True)
+    where = Where(mongo_url=harness.environment["MONGO_URL"], database=harness.database)
+    return (await purge_tasks(where, options, quiet=True)).rows["stored_graphs"]
+
+
+def definition(params: dict[str, Any] = AT, **options: Any) -> ScheduleDefinition:
+    """Return a schedule of a file."""
+    times = ScheduleTimes.read({"cron": "0 2 * * *"}).changed(cast("ScheduleOptions", options))
+    return ScheduleDefinition(graph=GRAPH, params=params, times=times)
+
+
+async def test_apply_creates_updates_and_deletes_what_differs_and_a_second_call_changes_nothing(
+    harness: Harness, other_harness: Harness
+) -> None:
+    schedules = await harness.coordinator.schedules()
+    one, two = new_name(), new_name()
+    assert [each.step for each in await schedules.apply({one: definition(), two: definition()})] == [
+        "create",
+        "create",
+    ]
+    wanted = {one: definition({"at": "x"}, timezone="Europe/Berlin", overlap="allow", catchup="1h")}
+
+    async def listed() -> bool:
+        return {each.name for each in await schedules.list_schedules()} == {one, two}
+
+    await eventually(listed)
+    planned = await schedules.plan(wanted)
+    assert [(each.name, each.step) for each in planned] == [(one, "update"), (two, "unlisted")]
+    assert planned[0].differences == (
+        'timezone: (default) → "Europe/Berlin"',
+        'overlap: (default) → "allow"',
+        'catchup: (default) → "1h"',
+        'params.at: {"$cel": "task.scheduled_at"} → "x"',
+    )
+    others = await other_harness.coordinator.schedules()
+    assert await others.list_schedules() == []
+    with pytest.raises(ConfigError, match="belongs to another database"):
+        await others.delete(one)
+    assert [each.step for each in await schedules.apply(wanted, prune=True)] == ["update", "delete"]
+    assert [each.step for each in await schedules.plan(wanted)] == ["keep"]
+    await schedules.delete(one)
+
+
+async def test_tasks_that_an_engine_refuses_are_shown_with_the_reason(harness: Harness) -> None:
+    await harness.engine()
+    name, schedules = new_name(), await harness.coordinator.schedules()
+    function = {"nodes": [{"node_id": "a", "type": "coordinator_fn", "io": {"fn": "missing.one"}}]}
+    await schedules.create(name, graph=function, cron="0 2 * * *")
+    assert await schedules.trigger(name) is not None
+    view = await ended_runs(schedules, name, 1)
+    assert (view.runs[0].status, view.runs[0].code) == ("failed", "invalid_graph")
+    assert "missing.one" in (view.problem or "")
+    await schedules.delete(name)
+
+
+SPRING_AND_AUTUMN = [
+    # A time that does not exist: no task starts in Berlin and New York; one does on Lord Howe, which skips 30 minutes.
+    ("Europe/Berlin", "0 2 * * *", "2026-03-28", "03-28 01:00, 03-30 00:00"),
+    ("America/New_York", "30 2 * * *", "2026-03-07", "03-07 07:30, 03-09 06:30"),
+    ("Australia/Lord_Howe", "15 2 * * *", "2026-10-03", "10-02 15:45, 10-03 15:45, 10-04 15:15, 10-05 15:15"),
+    # A time that comes twice: one task starts in Berlin and on Lord Howe, two start in New York.
+    ("Europe/Berlin", "30 2 * * *", "2026-10-24", "10-24 00:30, 10-25 01:30, 10-26 01:30"),
+    ("America/New_York", "30 1 * * *", "2026-10-31", "10-31 05:30, 11-01 05:30, 11-01 06:30, 11-02 06:30"),
+    ("Australia/Lord_Howe", "45 1 * * *", "2026-04-04", "04-03 14:45, 04-04 15:15, 04-05 15:15, 04-06 15:15"),
+    # Other times come once each day, and UTC does not change.
+    ("Europe/Berlin", "0 3 * * *", "2026-03-28", "03-28 02:00, 03-29 01:00, 03-30 01:00"),
+    ("Europe/Berlin", "0 4 * * *", "2026-10-24", "10-24 02:00, 10-25 03:00, 10-26 03:00"),
+    ("UTC", "0 2 * * *", "2026-03-28", "03-28 02:00, 03-29 02:00, 03-30 02:00"),
+]
+
+
+async def test_nominal_times_around_a_change_of_the_clocks(harness: Harness) -> None:
+    schedules = await harness.coordinator.schedules()
+    name = new_name()
+    found = []
+    await schedules.create(name, graph=GRAPH, params=AT, cron="0 2 * * *")
+    await schedules.pause(name)
+    for zone, cron, day, _ in SPRING_AND_AUTUMN:
+        await schedules.update(name, cron=cron, timezone=zone)
+        start = datetime.fromisoformat(f"{day}T00:00:00+00:00") - timedelta(hours=12)
+        times = await schedules.times(name, start, start + timedelta(days=3, hours=4))
+        found.append((zone, cron, day, ", ".join(f"{at:%m-%d %H:%M}" for at in times)))
+    await schedules.delete(name)
+    assert found == SPRING_AND_AUTUMN
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (
+            {"cron": "0 25 * * *"},
+            "cron is '0 25 * * *': Hour is not in range [0-23]. The five fields are minute",
+        ),
+        ({"cron": "0 0 31 2 *"}, "cron is '0 0 31 2 *': no such day or time ever comes. The five fields are"),
+    ],
+)
+async def test_times_that_temporal_refuses_show_the_right_form(
+    harness: Harness, options: dict[str, Any], problem: str
+) -> None:
+    schedules = await harness.coordinator.schedules()
+    with pytest.raises(ConfigError) as caught:
+        await schedules.create(new_name(), graph=GRAPH, params=AT, **options)
+    assert problem in str(caught.value)
+    assert "'0 2 * * *' fires at" in str(caught.value)
+
+
+async def test_a_taken_name_and_params_that_do_not_fit_are_refused(harness: Harness) -> None:
+    name, schedules = new_name(), await harness.coordinator.schedules()
+    with pytest.raises(GraphError, match=r"params: 'at' is a required property"):
+        await schedules.create(name, graph=GRAPH, cron="@daily")
+    await schedules.create(name, graph=GRAPH, params=AT, cron="@daily")
+    with pytest.raises(ConfigError, match="exists already; change it with update or apply"):
+        await schedules.create(name, graph=GRAPH, params=AT, every="1h")
+    assert (await schedules.show(name)).times.cron == ("@daily",)
+    await schedules.delete(name)

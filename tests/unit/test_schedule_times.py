@@ -1,0 +1,95 @@
+"""The options of schedules: their forms, their defaults, and errors that show the right form."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, cast
+
+import pytest
+from temporalio.client import ScheduleActionStartWorkflow, ScheduleCalendarSpec, ScheduleSpec
+
+from flowkit.errors import ConfigError
+from flowkit.schedules import ScheduleDefinition, ScheduleTimes
+from flowkit.schedules.plan import plan_changes
+from flowkit.schedules.times import duration_text, read_duration, times_of
+
+
+def read(**options: Any) -> ScheduleTimes:
+    """Return the times of a new schedule."""
+    return ScheduleTimes.read(cast("Any", options))
+
+
+@pytest.mark.parametrize("text", ["1s", "90s", "15m", "2h", "1d", "365d"])
+def test_durations_are_written_as_they_are_read(text: str) -> None:
+    assert duration_text(read_duration(text, "every")) == text
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({}, "a schedule needs cron or every. The five fields are"),
+        (
+            {"cron": "@daily", "every": "1h"},
+            "cron and every exclude each other; leave one of them out. The five",
+        ),
+        (
+            {"cron": "0 2 * *"},
+            "cron is '0 2 * *': it has 4 fields instead of five; for an interval of seconds use",
+        ),
+        ({"cron": "* * * * * *"}, "it has 6 fields instead of five"),
+        (
+            {"cron": "CRON_TZ=Europe/Berlin 0 2 * * *"},
+            "a cron expression names no time zone; use the option timezone",
+        ),
+        ({"cron": "@every 5m"}, "the words are @annually, @daily"),
+        ({"cron": "0 2 * * 1#2"}, "list the days, such as 8-14"),
+        ({"cron": 5}, "cron is 5: it is not a text"),
+        ({"every": "15"}, "every is '15'; write a whole number and s, m, h or d"),
+        ({"every": "0s"}, "every is '0s'; the shortest interval is 1s. every 15m fires at"),
+        ({"every": timedelta(milliseconds=500)}, "write a whole number and s, m, h or d"),
+        ({"cron": "@daily", "timezone": "Europe/Berln"}, "did you mean 'Europe/Berlin'? The five fields are"),
+        ({"cron": "@daily", "overlap": "buffer_one"}, "overlap is 'buffer_one'; did you mean 'buffer-one'?"),
+        ({"cron": "@daily", "catchup": "1s"}, "catchup is less than 10 s"),
+        ({"cron": "@daily", "jitter": "x"}, "jitter is 'x'; write a whole number"),
+        ({"cron": "@daily", "pause_on_failure": 1}, "pause_on_failure is 1; write true or false"),
+        (
+            {"cron": "@daily", "time_zone": "UTC"},
+            "'time_zone' is no option of a schedule; did you mean 'timezone'?",
+        ),
+    ],
+)
+def test_an_invalid_option_is_named_with_its_value_and_the_right_form(
+    options: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(**options)
+    assert problem in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_change_keeps_what_it_does_not_name_and_cron_replaces_every() -> None:
+    times = read(every="15m", timezone="Europe/Berlin", overlap="allow", pause_on_failure=True)
+    changed = times.changed({"cron": "0  2 * * *", "catchup": "1h"})
+    assert changed.as_json() == {
+        "cron": ["0 2 * * *"],
+        "timezone": "Europe/Berlin",
+        "overlap": "allow",
+        "catchup": "1h",
+        "pause_on_failure": True,
+    }
+    assert changed.changed({"every": "1h"}).text == "every 1h"
+    assert times.changed({"pause_on_failure": False}).pause_on_failure is False
+
+
+def test_calendars_without_their_cron_expression_are_shown_as_changed_elsewhere() -> None:
+    assert times_of(ScheduleSpec(calendars=[ScheduleCalendarSpec()])).text == "? UTC"
+    action = ScheduleActionStartWorkflow("Task", id="x", task_queue="q")
+    sent = read(cron=["@daily", "0 2 * * *"]).schedule(action).spec
+    assert sent.cron_expressions == ["0 0 * * *#@daily", "0 2 * * *#0 2 * * *"]
+
+
+def test_only_prune_deletes_schedules_that_are_not_wanted() -> None:
+    definition = ScheduleDefinition(graph={"nodes": []}, params={}, times=read(cron="@daily"))
+    for prune, step in ((False, "unlisted"), (True, "delete")):
+        changes = plan_changes({}, {"old": definition}, prune=prune)
+        assert [(each.name, each.step) for each in changes] == [("old", step)]
