@@ -172,11 +172,16 @@ async def test_tasks_that_an_engine_refuses_are_shown_with_the_reason(harness: H
     await harness.engine()
     name, schedules = new_name(), await harness.coordinator.schedules()
     function = {"nodes": [{"node_id": "a", "type": "coordinator_fn", "io": {"fn": "missing.one"}}]}
-    await schedules.create(name, graph=function, cron="0 2 * * *")
+    await schedules.create(name, graph=function, cron="0 2 * * *", pause_on_failure=True)
     assert await schedules.trigger(name) is not None
     view = await ended_runs(schedules, name, 1)
     assert (view.runs[0].status, view.runs[0].code) == ("failed", "invalid_graph")
     assert "missing.one" in (view.problem or "")
+
+    async def paused() -> bool:
+        return (await schedules.show(name)).paused
+
+    await eventually(paused)
     await schedules.delete(name)
 
 
