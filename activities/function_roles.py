@@ -17,6 +17,7 @@ from flowkit.activities.handlers import RoleHandler
 from flowkit.activities.json_types import type_name
 from flowkit.activities.results import BatchResult
 from flowkit.errors import ConfigError
+from flowkit.text import printed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -174,6 +175,8 @@ def role(
 
     Raise ConfigError if FlowKit cannot call the function, or a source has no key that is the same in every attempt.
     """
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f'@role needs the name of the role, such as @role("count"), not {printed(name)}')
     hooks = {"init": init, "classify_error": classify_error}
     given: dict[str, Any] = {
         "role": name,
@@ -205,6 +208,11 @@ def role(
 def _check_function(function: Any) -> None:
     if not inspect.isfunction(function):
         raise ConfigError(f"@role must decorate a function, not {function!r:.80}")
+    if next(iter(inspect.signature(function).parameters), "") in ("self", "cls"):
+        raise ConfigError(
+            f"@role decorates functions, but {function.__qualname__} is a method: define it outside of the class, or "
+            "let a class inherit RoleHandler[In, Out]"
+        )
 
 
 def _make_role(

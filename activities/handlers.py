@@ -277,6 +277,15 @@ def types_problem(handler: RoleHandler) -> str | None:
     return None
 
 
+def prepares_input(handler: RoleHandler) -> bool:
+    """Return whether a handler defines what it processes itself, in place of the `io.input_inline` of its node.
+
+    FlowKit adds `iter_batches` to a source.
+    """
+    hooks = ("load_input",) if handler.is_source else ("load_input", "iter_batches")
+    return any(getattr(type(handler), name) is not getattr(RoleHandler, name) for name in hooks)
+
+
 def unfit_hook(handler: RoleHandler) -> str | None:
     """Return the problem of a handler with a hook that cannot be called with FlowKit's arguments, or None."""
     for name, arguments in _ARGUMENTS.items():

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NotRequired, Required, Union
 
 from pydantic import ConfigDict
+from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 from typing_extensions import TypedDict
 
@@ -62,8 +63,8 @@ _USUAL = {**{name: getattr(abc, name) for name in abc.__all__}, "Any": Any, "Bat
 
 
 def is_context(name: str, annotation: Any) -> bool:
-    """Return whether a parameter is for the RunContext: by its annotation, or by the name `ctx` if it has none."""
-    if annotation is inspect.Parameter.empty:
+    """Return whether a parameter is for the RunContext: by its annotation, or by the name `ctx` if it says nothing."""
+    if annotation in (inspect.Parameter.empty, Any):
         return name == "ctx"
     if isinstance(annotation, UnknownType):
         return re.search(r"\bRunContext\b", annotation.text) is not None
@@ -80,8 +81,8 @@ def is_generator(function: Any, returns: Any) -> bool:
 
 
 def without(kind: Any, annotation: Any) -> Any:
-    """Return the type of an annotation without one member of a union."""
-    if annotation is inspect.Parameter.empty:
+    """Return the type of an annotation without one member of a union; Any if nothing else is left of it."""
+    if annotation is inspect.Parameter.empty or annotation is kind:
         return Any
     if not _is_union(annotation):
         return annotation
@@ -219,6 +220,11 @@ def _check_parameters(
         if each.kind not in _KEYWORDS:
             raise ConfigError(
                 f"{owner}: FlowKit passes parameters by name, so {each} is not possible: declare each of them"
+            )
+        if isinstance(each.default, FieldInfo):
+            raise ConfigError(
+                f"{owner}: the default of the parameter {each.name!r} is a Field, which a direct call would pass on: "
+                f"write {each.name}: Annotated[…, Field(…)], and the value as the default"
             )
         if not takes_positional and each.kind is not inspect.Parameter.KEYWORD_ONLY:
             raise ConfigError(

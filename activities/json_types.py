@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import typing
+from collections.abc import Mapping
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, SecretBytes, SecretStr, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
 from pydantic_core import PydanticSerializationError, to_json
 
@@ -19,7 +20,7 @@ from flowkit.text import printable, printed, truncate
 from flowkit.validation.json_keys import EqualKeys, to_json_types
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 VALUE = "value"
 """The key under which a `meta`, which is an object, holds a result that is none."""
@@ -130,6 +131,23 @@ class JsonType:
         is_ambiguous = len(stored) == 1 and VALUE in stored and self._output_shape is _Shape.MIXED
         return {VALUE: stored} if is_ambiguous else stored
 
+    def to_input(self, value: Any) -> dict[str, Any]:
+        """Return the `meta` for a value that FlowKit is given, with its secrets, which `to_meta` masks.
+
+        Raise ValueError as `to_meta` does.
+        """
+        stored = self.to_meta(value)
+        if not self.holds_secrets:
+            return stored
+        plain = self.adapter.dump_python(value, by_alias=True)
+        revealed = _reveal(stored if isinstance(plain, Mapping) else stored.get(VALUE), plain)
+        return revealed if isinstance(revealed, dict) else {VALUE: revealed}
+
+    @cached_property
+    def holds_secrets(self) -> bool:
+        """Whether the JSON of a value has a mask in place of a secret, as for pydantic's SecretStr."""
+        return _has_mask(self.schema("serialization"))
+
     def _dump(self, value: Any) -> Any:
         """Return the JSON of a value. For one with a field of another type, raise the ValidationError that names it.
 
@@ -168,9 +186,7 @@ class JsonType:
     def problems(self, error: ValueError, hide: Callable[[str], str]) -> str:
         """Return what is wrong, for people: the first problems with field, value and what is expected."""
         if not isinstance(error, ValidationError):
-            text = str(error)
-            is_plain = isinstance(error, EqualKeys) or text.startswith("Unable to serialize")
-            return printable(text) if is_plain else "a field has a value of another type than it names"
+            return hide(_problem_of_json(error))
         if error.error_count() > _MOST_PROBLEMS:
             return f"{error.error_count():,} values do not fit"
         found = error.errors(include_url=False, include_context=False)
@@ -201,6 +217,45 @@ class JsonType:
         if config.get("hide_input_in_errors") or schema is None:
             return None
         return schema if '"format": "password"' in json.dumps(schema, default=str) else {}
+
+
+def _has_mask(schema: Any) -> bool:
+    """Return whether a JSON Schema is that of a mask in place of a secret, or has one below it."""
+    if isinstance(schema, list):
+        return any(map(_has_mask, schema))
+    if not isinstance(schema, dict):
+        return False
+    is_mask = schema.get("format") == "password" and schema.get("writeOnly") is True
+    return is_mask or any(map(_has_mask, schema.values()))
+
+
+def _reveal(stored: Any, plain: Any) -> Any:
+    """Return JSON with the secrets of the same value as Python objects."""
+    if isinstance(plain, (SecretStr, SecretBytes)):
+        secret = plain.get_secret_value()
+        return secret.decode() if isinstance(secret, bytes) else secret
+    if isinstance(stored, dict) and isinstance(plain, Mapping):
+        return {name: _reveal(held, plain.get(name)) for name, held in stored.items()}
+    if isinstance(stored, list) and isinstance(plain, (list, tuple)) and len(stored) == len(plain):
+        return list(map(_reveal, stored, plain))
+    return stored
+
+
+_CALL_FAILED = re.compile(r"Error calling function `(?P<name>.*?)`: (?P<error>.*)", re.DOTALL)
+
+
+def _problem_of_json(error: ValueError) -> str:
+    """Return why a value has no JSON, for people."""
+    text = str(error)
+    if isinstance(error, EqualKeys) or text.startswith("Unable to serialize"):
+        return printable(text)
+    if failed := _CALL_FAILED.search(text):
+        return printable(truncate(f"the serializer {failed['name']} raised {failed['error']}", 200))
+    if isinstance(error, UnicodeDecodeError) or "invalid utf-8" in text:
+        return "it has bytes that are not UTF-8; set ser_json_bytes and val_json_bytes to 'base64' in its model_config"
+    if "surrogates not allowed" in text:
+        return "it has a text with half of a surrogate pair, which is not valid UTF-8"
+    return "a field has a value of another type than it names"
 
 
 _SAME_IN_JSON = frozenset(

@@ -10,7 +10,7 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,15 @@ import typing_extensions
 from pydantic import BaseModel
 
 from flowkit import reason_codes
-from flowkit.activities.hook_calls import RESERVED, Hook, known_type, merge_schemas, read_hook, resolve
+from flowkit.activities.hook_calls import (
+    RESERVED,
+    Hook,
+    known_type,
+    merge_schemas,
+    read_hook,
+    resolve,
+    without,
+)
 from flowkit.activities.json_types import SHOWN_PROBLEMS, JsonType, expanded, shown_value, type_name
 from flowkit.activities.results import Batch, BatchFailure, BatchResult
 from flowkit.activities.uid_rule import UidRule
@@ -200,7 +208,7 @@ class TypedHandler:
     def item_payload(self, item: Any) -> dict[str, Any]:
         """Return the payload of a batch with an item, as of a node that pulls. Raise BatchFailure for a wrong item."""
         try:
-            return {"from_node": "test", "ref": {}, "meta": self.input.to_meta(item)}
+            return {"from_node": "test", "ref": {}, "meta": self.input.to_input(item)}
         except ValueError as error:
             raise _bad_input(
                 f"the item is not a valid {self.input.name}: {self.input.problems(error, str)}"
@@ -210,7 +218,7 @@ class TypedHandler:
 
     def source_input(self, given: Any) -> Any:
         """Return the `input_inline` for what `produce` receives, as an object or as its JSON."""
-        return given if isinstance(given, Mapping) else self.input.to_meta(given)
+        return given if isinstance(given, Mapping) else self.input.to_input(given)
 
     def describe_duplicate(self, first: Any, second: Batch, ctx: HookContext) -> str:
         """Return the error about two items with one uid. `first` is the `meta` of the first one; None if unknown."""
@@ -239,6 +247,14 @@ class TypedHandler:
                 f"{what} of node {ctx.node_id!r} is not a valid {self.input.name}: {problems}"
             ) from None
         return [item], self.arguments(ctx, takes_all=False)
+
+    def check_produced(self, produced: Any) -> Iterable[Any]:
+        """Return what `produce` has returned. Raise TypeError if it is nothing to iterate over."""
+        if isinstance(produced, Iterable):
+            return produced
+        raise TypeError(
+            f"{self.hook.owner} must yield items or return a list of them, not {type(produced).__name__}"
+        )
 
     def to_batch(self, item: Any, uids: UidRule, ctx: HookContext) -> Batch:
         """Return the batch for an item of a source. Raise BatchFailure if it does not validate, or has no uid."""
@@ -326,7 +342,7 @@ def read_params(kind: Any, ctx: HookContext) -> Any:
 def final_metrics(given: Any) -> dict[str, Any] | None:
     """Return the metrics for a typed result of `finalize`: a model, a dataclass or a dict. None for anything else."""
     is_record = isinstance(given, (BaseModel, Mapping)) or hasattr(type(given), "__dataclass_fields__")
-    if not is_record:
+    if not is_record or isinstance(given, (Batch, BatchResult)):
         return None
     kind: Any = type(given)
     return dict(given) if isinstance(given, Mapping) else _json_type(kind, "finalize").to_meta(given)
@@ -362,7 +378,7 @@ def define(
     hooks do not fit its types.
     """
     arguments = vars(cls).get("_flowkit_kinds") or type_arguments(cls, base)
-    if arguments is None or any(isinstance(each, _VARIABLES) for each in arguments):
+    if arguments is None or any(isinstance(each, _VARIABLES) or _variables(each) for each in arguments):
         return None
     hook = _typed_hook(cls, base)
     key = inspect.getattr_static(cls, "key", None)
@@ -376,6 +392,7 @@ def define(
         return None
     known = vars(sys.modules.get(cls.__module__, typing))
     kinds = [known_type(resolve(each, known, names), cls.__name__, cls.__name__) for each in arguments]
+    kinds[1] = without(BatchResult, kinds[1])
     types = _make_typed(cls, kinds, hook, names)
     if hook == "produce":
         types.uids = UidRule(_bound_key(cls, key), types.output, cls.__name__)
@@ -404,8 +421,25 @@ def type_arguments(cls: Any, base: Any) -> tuple[Any, Any] | None:
         if found is None:
             continue
         values = dict(zip(getattr(origin, "__parameters__", ()), given, strict=False))
-        return values.get(found[0], found[0]), values.get(found[1], found[1])
+        return _with_variables(found[0], values), _with_variables(found[1], values)
     return None
+
+
+def _variables(kind: Any) -> tuple[Any, ...]:
+    """Return the type variables in a type such as `list[T]`; none of a generic class that names none."""
+    is_model = getattr(kind, "__pydantic_generic_metadata__", {}).get("origin") is not None
+    if isinstance(kind, type) and not typing.get_args(kind) and not is_model:
+        return ()
+    variables: tuple[Any, ...] = getattr(kind, "__parameters__", ())
+    return variables
+
+
+def _with_variables(kind: Any, values: Mapping[Any, Any]) -> Any:
+    """Return a type with the values of its type variables: `list[Page]` for `list[T]`."""
+    if isinstance(kind, _VARIABLES):
+        return values.get(kind, kind)
+    variables = _variables(kind)
+    return kind[tuple(values.get(each, each) for each in variables)] if variables else kind
 
 
 def _typed_hook(cls: Any, base: Any) -> str | None:
@@ -465,11 +499,17 @@ def _bound_key(cls: Any, key: Any) -> Any:
 
 def _make_typed(cls: Any, kinds: Sequence[Any], name: str | None, names: Mapping[str, Any]) -> TypedHandler:
     owner = cls.__name__
+    output = JsonType(kinds[1], owner)
+    if output.holds_secrets:
+        raise ConfigError(
+            f"{owner}: {output.name}, the type of the results, has a secret such as SecretStr, of which the next node "
+            "would get only asterisks: pass a reference to it, or store its text with a field_serializer"
+        )
     hook = Hook(owner=owner) if name is None else _read_method(cls, name, kinds, names)
     return TypedHandler(
         name=owner,
         input=JsonType(Any if kinds[0] is NO_ITEM else kinds[0], owner),
-        output=JsonType(Any if kinds[1] is BatchResult else kinds[1], owner),
+        output=output,
         hook=hook,
         uids=None,
         final=vars(cls).get("_flowkit_final"),
@@ -486,6 +526,12 @@ def _read_method(cls: Any, name: str, kinds: Sequence[Any], names: Mapping[str, 
         names={**names, **vars(cls)},
         skips_self=not isinstance(inspect.getattr_static(cls, name), (staticmethod, classmethod)),
     )
+    function = inspect.unwrap(getattr(cls, name))
+    if name == "process" and (hook.is_generator or inspect.isgeneratorfunction(function)):
+        raise ConfigError(
+            f"{hook.owner} yields, but returns one result for an item: return it, or all of them in a list; a source, "
+            "which yields its results, has produce"
+        )
     _check_kinds(hook, kinds)
     return hook
 
@@ -508,18 +554,17 @@ def _check_kinds(hook: Hook, kinds: Sequence[Any]) -> None:
         )
 
 
+_OPEN = (Any, inspect.Parameter.empty)
+"""Annotations that say nothing. `Any` is a class."""
+
+
 def _contradicts(given: Any, wanted: Any) -> bool:
     """Return whether a value of the class `given` is certainly none of the class `wanted`."""
     if not all(isinstance(each, type) and typing.get_origin(each) is None for each in (given, wanted)):
         return False
-    if (
-        given in (int, bool)
-        and wanted in (int, float)
-        or typing.is_typeddict(given)
-        or typing.is_typeddict(wanted)
-    ):
+    if any(each in _OPEN or typing_extensions.is_typeddict(each) for each in (given, wanted)):
         return False
-    if {given, wanted} & {Any, inspect.Parameter.empty}:
+    if given in (int, bool) and wanted in (int, float):
         return False
     return (
         not issubclass(given, wanted)
@@ -574,25 +619,42 @@ def _process_plain(typed: TypedHandler) -> Any:
 def _produce(typed: TypedHandler, uids: UidRule) -> Any:
     async def iter_batches(self: Any, loaded: Any, *, ctx: HookContext) -> AsyncIterator[Batch]:
         given, named = typed.given(loaded, ctx)
-        produced = self.produce(*given, **named)
-        if inspect.isawaitable(produced):
-            for item in await produced:
-                yield typed.to_batch(item, uids, ctx)
-            return
-        async with aclosing(produced):
-            async for item in produced:
-                yield typed.to_batch(item, uids, ctx)
+        async with aclosing(_batches(typed, uids, ctx, self.produce(*given, **named))) as batches:
+            async for batch in batches:
+                yield batch
 
     return iter_batches
 
 
 def _produce_plain(typed: TypedHandler, uids: UidRule) -> Any:
-    def iter_batches(self: Any, loaded: Any, *, ctx: HookContext) -> Iterator[Batch]:
+    def iter_batches(
+        self: Any, loaded: Any, *, ctx: HookContext
+    ) -> Iterator[Batch] | AsyncGenerator[Batch, None]:
         given, named = typed.given(loaded, ctx)
-        for item in self.produce(*given, **named):
-            yield typed.to_batch(item, uids, ctx)
+        produced = self.produce(*given, **named)
+        if inspect.isawaitable(produced) or isinstance(produced, AsyncIterable):
+            return _batches(typed, uids, ctx, produced)
+        return (typed.to_batch(item, uids, ctx) for item in typed.check_produced(produced))
 
     return iter_batches
+
+
+async def _batches(
+    typed: TypedHandler, uids: UidRule, ctx: HookContext, produced: Any
+) -> AsyncGenerator[Batch, None]:
+    """Yield the batches for what `produce` has returned: an asynchronous iterable, or what gives one or a plain one."""
+    if inspect.isawaitable(produced):
+        produced = await produced
+    if not isinstance(produced, AsyncIterable):
+        for item in typed.check_produced(produced):
+            yield typed.to_batch(item, uids, ctx)
+        return
+    try:
+        async for item in produced:
+            yield typed.to_batch(item, uids, ctx)
+    finally:
+        if (close := getattr(produced, "aclose", None)) is not None:
+            await close()
 
 
 def _keep() -> Any:

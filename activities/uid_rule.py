@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import typing
+import inspect
 from collections.abc import Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -13,6 +13,7 @@ from uuid import UUID
 
 from pydantic import AnyUrl, BaseModel
 from pydantic_core import to_jsonable_python
+from typing_extensions import is_typeddict
 
 from flowkit import reason_codes
 from flowkit.activities.json_types import shown_value
@@ -49,6 +50,10 @@ class UidRule:
         ):
             given = "no key" if key is None else f"the key {printed(key)}"
             raise ConfigError(f"{owner} is a source with {given}: {_NO_KEY}")
+        if inspect.iscoroutinefunction(key):
+            raise ConfigError(
+                f"{owner}: the key {self.name} is a coroutine function: write it as a plain `def`"
+            )
         for name in self._names:
             self._check_field(name)
 
@@ -101,28 +106,32 @@ class UidRule:
             ) from None
 
     def _text_of(self, item: Any) -> str:
+        text = self._join_key(item)
+        if not text:
+            raise self._failure(f"the key {self.name} of an item is an empty text, which identifies nothing")
+        return text
+
+    def _join_key(self, item: Any) -> str:
         if self._function is not None:
             value = self._function(item)
             if isinstance(value, (tuple, list)):
                 return self._join([*value])
-            return self._part(value, self.name, is_whole=True)
+            return self._part(value, self.name)
         values = [_field_of(item, name) for name in self._names]
-        return self._part(values[0], self._names[0], is_whole=True) if self._is_single else self._join(values)
+        return self._part(values[0], self._names[0]) if self._is_single else self._join(values)
 
     def _join(self, values: Sequence[Any]) -> str:
         names = self._names or [f"{self.name}[{index}]" for index in range(len(values))]
         parts = [self._part(value, name) for value, name in zip(values, names, strict=True)]
         return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
 
-    def _part(self, value: Any, name: str, *, is_whole: bool = False) -> str:
+    def _part(self, value: Any, name: str) -> str:
         text = _key_text(value)
         if text is None:
             raise self._failure(
                 f"the key {name} of an item is of type {type(value).__name__}: a key is a text, a whole number, a "
                 "date, a UUID or an enum"
             )
-        if is_whole and not text:
-            raise self._failure(f"the key {name} of an item is an empty text, which identifies nothing")
         return text
 
     def _failure(self, text: str) -> BatchFailure:
@@ -138,7 +147,7 @@ def _fields_of(kind: Any) -> dict[str, bool] | None:
         return own | dict.fromkeys(kind.model_computed_fields, False)
     if (fields := getattr(kind, "__dataclass_fields__", None)) is not None:
         return {name: callable(each.default_factory) for name, each in fields.items()}
-    return dict.fromkeys(kind.__annotations__, False) if typing.is_typeddict(kind) else None
+    return dict.fromkeys(kind.__annotations__, False) if is_typeddict(kind) else None
 
 
 def _field_of(item: Any, name: str) -> Any:

@@ -503,7 +503,7 @@ class ArtifactStore:
         )
 
     async def mark_ended(self, task_id: str, nodes: Sequence[NodeRecord], at: float) -> None:
-        """Write a complete marker for each of `nodes` that ended without finishing and from which another node pulls.
+        """Write a complete marker for each of `nodes` that has ended without one and from which another node pulls.
 
         A task may need thousands of markers at once. Up-to-date markers are not written again, so a retry continues
         where the interrupted write stopped.
@@ -759,10 +759,16 @@ def _needs_marker(node: NodeRecord) -> bool:
 
 
 def _is_newer(node: NodeRecord, stored: dict[str, Any] | None) -> bool:
+    """Return whether the marker of this end must replace the stored one.
+
+    It must not replace the result with which this attempt, or an operator, has finished the node.
+    """
     if stored is None:
         return True
-    known = (stored.get("attempt_epoch") or 0, (stored.get("meta") or {}).get("ended"))
-    return known[0] <= node.epoch and known != (node.epoch, node.status.value)
+    epoch, ended = stored.get("attempt_epoch") or 0, (stored.get("meta") or {}).get("ended")
+    if epoch != node.epoch:
+        return bool(epoch < node.epoch)
+    return bool(ended != node.status.value) and not (ended is None and node.status is NodeStatus.FINISHED)
 
 
 def _markers_filter(task_id: str) -> dict[str, Any]:

@@ -19,10 +19,13 @@ T = TypeVar("T")
 MOST_KEPT = 1_000
 """How many notifications with a row a listener keeps. Beyond that, it has to read the database."""
 
-waits_for_others: ContextVar[Callable[[], AbstractContextManager[object]]] = ContextVar(
+waits_for_others: ContextVar[Callable[[], AbstractContextManager[float | None]]] = ContextVar(
     "flowkit_waits_for_others", default=nullcontext
 )
-"""What surrounds a wait for other nodes. A simulated clock goes on meanwhile."""
+"""What surrounds a wait for other nodes, and yields the longest time of it in seconds; None for no limit.
+
+A simulated clock goes on meanwhile.
+"""
 
 
 class Claimed(NamedTuple):
@@ -52,10 +55,18 @@ class Listener(Generic[T]):
         self._event.set()
 
     async def wait(self, most: float) -> None:
-        """Return after a notification, but no later than after `most` seconds."""
-        with suppress(TimeoutError), waits_for_others.get()():
-            async with asyncio.timeout(most):
-                await self._event.wait()
+        """Return after a notification, but no later than after `most` seconds.
+
+        If the wait is cut short, the listener has to read the database.
+        """
+        with suppress(TimeoutError), waits_for_others.get()() as limit:
+            is_cut = limit is not None and limit < most
+            try:
+                async with asyncio.timeout(limit if is_cut else most):
+                    await self._event.wait()
+            except TimeoutError:
+                self._must_read = self._must_read or is_cut
+                raise
 
     def take(self) -> tuple[list[tuple[str, T]], bool]:
         """Return the rows since the last call with their nodes, and whether to read the database for others."""

@@ -227,8 +227,7 @@ class WorkerRegistry:
         """Return the contracts of up to 50 workers, by digest."""
         asked = {"worker_id": {"$in": sorted(worker_ids)}, "session": {"$gt": ""}}
         rows = self._workers.find(asked, {"_id": 0, "contracts": 1}).limit(_MOST_SCHEMA_ROWS)
-        stored = [each async for row in rows for each in row.get("contracts") or ()]
-        found = [_contract(each) for each in stored]
+        found = [_contract(each) async for row in rows for each in _listed(row.get("contracts"))]
         return {each.digest: each for each in found if each is not None}
 
     @translate_errors
@@ -278,7 +277,8 @@ def _registered(row: dict[str, Any]) -> RegisteredWorker:
     """Return the worker of a row. The rows of external workers contain what the workers announce."""
     types, version, capacity = row.get("type"), row.get("version"), row.get("capacity")
     roles = tuple(filter(None, types.split(","))) if isinstance(types, str) else ()
-    hosted = (row.get("handlers") or []) if row.get("session") else []  # external workers announce anything
+    hosted = _hosted(row) if row.get("session") else []  # external workers announce anything
+    queue = row.get("queue")
     external = not row.get("session")
     announced = dict.fromkeys(roles, _shown_version(version)) if external and version else {}
     slots = capacity.get("tasks") if isinstance(capacity, dict) else None
@@ -291,12 +291,24 @@ def _registered(row: dict[str, Any]) -> RegisteredWorker:
         online=row.get("status") == WorkerStatus.ONLINE,
         external=external,
         in_engine=any(each.get("engine") for each in hosted),
-        queue=row.get("queue") or "" if hosted else "",
-        handlers={each["role"]: each["version"] for each in hosted} or announced,
-        contracts={each["role"]: each["contract"] for each in hosted if "contract" in each},
+        queue=queue if hosted and isinstance(queue, str) else "",
+        handlers={each["role"]: _shown_version(each.get("version")) for each in hosted} or announced,
+        contracts={
+            each["role"]: each["contract"] for each in hosted if isinstance(each.get("contract"), str)
+        },
         last_seen=utc(last_seen) if isinstance(last_seen, datetime) else None,
         announce_interval_sec=interval if isinstance(interval, (int, float)) else _SILENT_SEC / 3,
     )
+
+
+def _listed(stored: object) -> list[Any]:
+    return stored if isinstance(stored, list) else []
+
+
+def _hosted(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the handlers of a row, without what no process of this version has written."""
+    hosted = _listed(row.get("handlers"))
+    return [each for each in hosted if isinstance(each, dict) and isinstance(each.get("role"), str)]
 
 
 def _contract(stored: object) -> AnnouncedContract | None:

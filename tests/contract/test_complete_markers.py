@@ -113,6 +113,21 @@ async def test_higher_epoch_replaces_a_marker_and_a_lower_one_does_not(
     assert await markers(db) == {"old": ended, "same": ended, "new": (3, {"n": 1})}
 
 
+async def test_result_of_a_finished_node_is_kept_when_another_node_begins_to_pull_from_it(
+    db: Any, artifacts: ArtifactStore, recording: RecordingDatabase
+) -> None:
+    await artifacts.mark_complete(TASK, "by hand", 2, {"n": 1}, AT, worker_id=WORKER)
+    await artifacts.mark_complete(TASK, "again", 1, {"ended": "failed"}, AT, worker_id=WORKER)
+    names = ("by hand", "again", "approval")
+    decided = [
+        shown(each, NodeStatus.FINISHED, epoch=1 + (each == "by hand"), marker=True, decided=True)
+        for each in names
+    ]
+    await ArtifactStore(recording).mark_ended(TASK, decided, AT)
+    ended = (1, {"ended": "finished"})
+    assert await markers(db) == {"by hand": (2, {"n": 1}), "again": ended, "approval": ended}
+
+
 async def test_concurrent_marker_of_a_newer_attempt_is_kept(
     db: Any, artifacts: ArtifactStore, recording: RecordingDatabase
 ) -> None:

@@ -107,6 +107,25 @@ async def test_worker_announces_its_typed_handlers() -> None:
     assert [each.get("contract") for each in row["handlers"]] == [row["contracts"][0]["digest"], None]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"handlers": [{"role": "counter", "contract": 5}, {"version": "1"}, "counter", {"role": []}]},
+        {"handlers": {"role": "counter"}},
+        {"contracts": 5},
+        {"contracts": [5, {"input": 5}]},
+    ],
+    ids=["handlers", "no handlers", "contracts", "schemas"],
+)
+async def test_row_that_no_worker_has_written_fails_neither_a_submission_nor_a_list(
+    db: Any, fields: dict[str, Any]
+) -> None:
+    await register_unfit(db)
+    await db.worker_registry.update_one({"worker_id": "w-2"}, {"$set": fields})
+    assert await RoleContracts(db, "q").warnings((EDGE,)) == []
+    assert len(await WorkerRegistry(db).list_workers()) == 2
+
+
 class Counter(RoleHandler):
     """A typed handler."""
 

@@ -1,6 +1,9 @@
 """Random tasks of native, inline and external nodes under random faults of all processes and servers,
 compared with a model.
 
+Typed handlers run most of the native and inline nodes, in part in separate processes. Some graphs are JSON, and some
+are flows. Each start of a process announces other versions and contracts of the typed handlers.
+
 Operators send random actions to half of the tasks, by bare updates and by the client. Handlers exit, panic,
 block, fork, and end their processes.
 
@@ -24,6 +27,7 @@ from flowkit.local import Kafka, TemporalServer
 from tests.integration.chaos.cluster import Cluster
 from tests.integration.chaos.histories import INLINE
 from tests.integration.chaos.owners import dispatch_problems, owner_problems
+from tests.integration.chaos.plans import BUILT, TYPED_ROLES
 from tests.integration.chaos.run import DRAIN_SEC, START_SEC, Run, show
 from tests.integration.harness import Harness
 from tests.servers import copy_logs, stoppable_mongo
@@ -44,6 +48,8 @@ TASKS = int(os.environ.get("FLOWKIT_CHAOS_TASKS") or 0)
 ON_CLUSTER = bool(os.environ.get("FLOWKIT_CHAOS_CLUSTER"))
 """`make chaos CLUSTER=1` sets it."""
 SECONDS = 7200.0 if TASKS else 60 * MINUTES or SHORT_SEC
+UNFIT = "does not fit the input of role"
+"""A part of the warning about roles whose contracts do not fit. Those of the typed handlers do."""
 SUGGESTED_EVENTS = 80
 """History length after which a task continues as a new run."""
 
@@ -81,7 +87,7 @@ async def cluster(
 @pytest.mark.slow(60)
 @pytest.mark.timeout(START_SEC + SECONDS * 2 + DRAIN_SEC + 180)
 async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
-    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+    cluster: Cluster, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     seed, begun = chosen_seed(), time.monotonic()
     repeat = f"make chaos SEED={seed}{f' TASKS={TASKS}' if TASKS else ''}{' CLUSTER=1' if ON_CLUSTER else ''}"
@@ -95,9 +101,13 @@ async def test_random_tasks_end_as_predicted_and_count_once_under_random_faults(
         run.problems += unstopped
         accepted = sum(map(len, runs.accepted.values()))
         show(capsys, f"{accepted} external runs, {runs.taken_over} of them by a second worker of the epoch")
+        run.problems += [each for each in caplog.messages if UNFIT in each]
         assert not run.problems, "\n".join(run.problems)
         assert accepted, "no attempt ran on an external worker"
         assert run.figures.inline[INLINE], "no attempt ran inline"
+        assert run.figures.roles, "no typed handler ran"
+        assert run.figures.written[BUILT], "no graph was built by a flow"
+        assert run.figures.versions > len(TYPED_ROLES), "no process announced a new version"
         assert any(run.figures.actions[name] for name in ACTIONS), "no action was applied"
         lost = run.figures.worker_lost
         assert len(lost) <= run.figures.tasks // 20, "\n".join(lost)

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.integration.chaos import typed
 from tests.integration.chaos.handlers import Planned
 from tests.integration.chaos.ledger import ledger_of
 from tests.integration.chaos.model import FAILED, FINISHED, SKIPPED, NodeEnd, Row, task_end
@@ -200,10 +201,19 @@ def _reading(plan: TaskPlan, ends: Any) -> list[NodePlan]:
     ]
 
 
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let typed handlers work at once, and leave this process alone."""
+    monkeypatch.setattr(typed, "PACE", 0)
+    monkeypatch.setattr(typed, "BEHAVES", True)
+
+
 async def ran() -> Stored:
     """Run this task without servers and return what it stored."""
     db = memory_database()
-    run = await run_graph(quiet_plan().as_graph(), *(Planned(role, pace=0) for role in ROLES), db=db)
+    run = await run_graph(
+        quiet_plan().as_graph(), *(Planned(role, pace=0, behaves=True) for role in ROLES), *typed.TYPED, db=db
+    )
     return await read_stored(db, run.task_id)
 
 

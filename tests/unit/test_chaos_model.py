@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.integration.chaos import typed
 from tests.integration.chaos.handlers import Planned, count, touching
 from tests.integration.chaos.model import (
     FAILED,
@@ -26,9 +27,10 @@ from tests.integration.chaos.model import (
 )
 from tests.integration.chaos.plans import (
     FINAL,
-    INLINE_ROLE,
+    INLINE_ROLES,
     ROLES,
     TOUCH,
+    TYPED_ROLES,
     BatchPlan,
     Call,
     Drawing,
@@ -102,7 +104,7 @@ def test_random_tasks_cover_every_feature() -> None:
     assert {"all", "any", "all_done", "count:2"} <= {each.fan_in for each in nodes}
     called = {each.call.fn for each in nodes if each.call}
     assert {"vars.incr", "vars.set", "vars.merge", "metrics.aggregate", "merge.generic", TOUCH} <= called
-    assert {each.role for each in nodes} == {"", *ROLES}
+    assert {each.role for each in nodes} == {"", *ROLES, *TYPED_ROLES}
     assert {1, 2, 3} <= {len(each.sources) for each in nodes}
     assert {0, 2} <= {each.chunk for each in nodes if each.sources}
     failures = [each.failure for each in nodes if each.failure]
@@ -195,7 +197,7 @@ def kind_of(node: Any) -> str:
     """Return who runs a node."""
     if node.call:
         return "function"
-    return "external" if node.external else "inline" if node.role == INLINE_ROLE else "native"
+    return "external" if node.external else "inline" if node.role in INLINE_ROLES else "native"
 
 
 @pytest.mark.parametrize(
@@ -261,10 +263,17 @@ def test_failure_that_is_not_allowed_fails_the_task_and_stops_it_unless_it_conti
     assert (end.status, end.handled_failures) == (FINISHED, ("a",))
 
 
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let typed handlers work at once, and leave this process alone."""
+    monkeypatch.setattr(typed, "PACE", 0)
+    monkeypatch.setattr(typed, "BEHAVES", True)
+
+
 async def ran(number: int) -> tuple[TaskPlan, Stored]:
     """Run a random task without servers and return what it stored."""
     plan, db = native_plan(number), memory_database()
-    handlers = [Planned(role, pace=0) for role in ROLES]
+    handlers = [*(Planned(role, pace=0, behaves=True) for role in ROLES), *typed.TYPED]
     functions = {TOUCH: touching(partial(count, db.touches), pace=0)}
     run = await run_graph(plan.as_graph(), *handlers, functions=functions, db=db)
     return plan, await read_stored(db, run.task_id)

@@ -237,6 +237,10 @@ def test_type_has_a_short_name(kind: Any, name: str) -> None:
     assert type_name(taken(kind)) == name
 
 
+def test_title_of_a_type_cannot_move_the_cursor_of_a_terminal() -> None:
+    assert type_name({"title": "\x1b[31mPage"}) == r"\x1b[31mPage"
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -246,10 +250,43 @@ def test_type_has_a_short_name(kind: Any, name: str) -> None:
         {"allOf": [{"type": "object"}, {"type": "string"}]},
         {"anyOf": [], "oneOf": "x", "type": 3, "enum": {}},
         {"anyOf": [{"enum": [number]} for number in range(1_000)]},
+        {"type": "object", "required": [["url"], {"url": 1}, None]},
+        {"type": ["text"]},
+        {"type": "text"},
     ],
 )
 def test_unusual_schema_fits_whatever_it_leaves_open(schema: dict[str, Any]) -> None:
     assert mismatches(schema, taken(Words)) == mismatches(returned(Words), schema) == []
+
+
+def _branching(group: str) -> dict[str, Any]:
+    """Return a schema of a few lines that refer to each other in 10**30 ways."""
+    either = {f"a{level}": {group: [{"$ref": f"#/$defs/a{level + 1}"}] * 10} for level in range(30)}
+    return {"$defs": {**either, "a30": {"type": "integer"}}, "$ref": "#/$defs/a0"}
+
+
+_NAMES = [f"name{index}" for index in range(10_000)]
+_WIDE: dict[str, Any] = {
+    "$defs": {"part": {"type": "object", "properties": {}, "required": _NAMES}},
+    "type": "object",
+    "properties": {name: {"$ref": "#/$defs/part"} for name in _NAMES},
+    "required": _NAMES,
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    ("output", "input_schema"),
+    [
+        pytest.param(_branching("anyOf"), {"type": "string"}, id="references"),
+        pytest.param({"type": "string"}, _branching("allOf"), id="references of all"),
+        pytest.param({"type": ["integer"] * 100_000}, {"type": ["string"] * 100_000}, id="types"),
+        pytest.param({**_WIDE, "required": []}, _WIDE, id="fields"),
+    ],
+)
+def test_schema_that_would_take_for_ever_ends(output: dict[str, Any], input_schema: dict[str, Any]) -> None:
+    mismatches(output, input_schema)
+    assert len(type_name(output)) + len(type_name(input_schema)) < 200
 
 
 def test_deeply_nested_schema_ends() -> None:

@@ -157,6 +157,12 @@ def test_error_in_a_long_line_shows_a_part_of_it() -> None:
         "kafka_sasl_password: 'hunter2' 1",
         "password:\n  'hunter2' 1",
         "address: 'mongodb://me:hunter2@host' 1",
+        "passwords:\n- one\n- two\n- hunter2: a: b",
+        "password:\n  # of the shop\n\n  hunter2: a: b",
+        '{"passwords": {\n  "a": [\n    "one",\n    "two",\n    "hunter2" 1',
+        "password: !hunter2",
+        "password: *hunter2",
+        "password: !!int hunter2",
     ],
 )
 def test_line_that_may_have_a_secret_is_not_shown(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import pytest
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, computed_field
@@ -14,7 +14,7 @@ from flowkit import Flow, cel
 from flowkit.errors import ConfigError, GraphError, TaskFailed
 from flowkit.models import TaskResult, TaskStatus
 from flowkit.testing import run_graph
-from flowkit.worker import RoleHandler, RunContext, role
+from flowkit.worker import Batch, RoleHandler, RunContext, role
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -430,6 +430,46 @@ def test_inputs_are_those_that_the_handler_reads(handler: Any, given: dict[str, 
     assert problem in refusal(flow)[0]
 
 
+class Item(BaseModel):
+    name: str
+
+
+class Prepared(RoleHandler[Item, Item]):
+    role = "prepared"
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        """Yield a batch for each name in the input."""
+        for name in loaded["input_inline"]["names"]:
+            yield Batch(payload={"name": name})
+
+    async def process(self, item: Item) -> Item:
+        return item
+
+
+class LoadedSource(RoleHandler[Item, Item]):
+    role = "loaded"
+    key = "name"
+
+    async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
+        """Return the input of `produce`."""
+        return {"name": input_inline["names"][0]}
+
+    async def produce(self, given: Item) -> AsyncIterator[Item]:
+        yield given
+
+
+async def test_inputs_of_a_handler_that_prepares_its_items_are_its_own_affair() -> None:
+    flow = Flow("f")
+    flow.node("a", Prepared).input(names=["Rome", "Oslo"])
+    flow.node("b", LoadedSource).input(names=["Rome"])
+    run = await flow.test()
+    run.assert_finished()
+    assert [run.nodes[name].batches for name in "ab"] == [
+        [{"name": "Rome"}, {"name": "Oslo"}],
+        [{"name": "Rome"}],
+    ]
+
+
 def test_inputs_by_expression_are_checked_by_name_only() -> None:
     flow = Flow("f")
     flow.node("a", list_cities).input(count=cel("size(params.cities)"))
@@ -483,10 +523,15 @@ WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda flow, a: flow.node("b", Rank).after(Rank), "after takes nodes of the flow, not a type"),
     (lambda flow, a: flow.node("b", Rank).pulls(other_node()), "pulls names 'x' of another flow"),
     (lambda flow, a: a.after(flow.node("b", Rank)), "after names 'b', which is created later"),
-    (lambda flow, a: a.after(a), "after names 'a', which is created later"),
+    (lambda flow, a: a.after(a), "after names 'a', the node itself"),
+    (lambda flow, a: a.pulls(flow.node("b", Rank)), "pulls names 'b', which is created later"),
     (lambda flow, a: flow.node("b", Rank).routes(on_success=[a]), "'a', which is not created later"),
     (lambda flow, a: flow.node("b", Rank).pulls([a]), "not a list; pass them one by one"),
     (lambda flow, a: a.routes(on_failure=flow.node("b", Rank)), "takes a list of nodes, not a FlowNode"),
+    (lambda flow, a: a.routes(on_failure=iter([a])), "takes a list of nodes, not a list_iterator"),
+    (lambda flow, a: a.routes(on_failure=None), "takes a list of nodes, not a NoneType"),
+    (lambda flow, a: flow.delay("b", object()), "delay cannot be written as JSON"),
+    (lambda flow, a: flow.approval("b", cast("Any", City)), "approval cannot be written as JSON"),
     (lambda flow, a: a.extra({"x-own": 1}, at="edges"), "the part 'edges'; it must be one of node, io, map"),
     (lambda flow, a: flow.node("b", Rank).gate("most"), "gate is 'most'; it must be 'all', 'any'"),
     (lambda flow, a: flow.node("b", Rank).gate(True), "gate is True"),
@@ -495,6 +540,11 @@ WRONG: list[tuple[Callable[[Any, Any], object], str]] = [
     (lambda flow, a: flow.node("b", RoleHandler), "handler RoleHandler: has no role"),
     (lambda flow, a: flow.node("b", "ranker"), "a str is no handler"),
     (lambda flow, a: flow.node("b", Reserved), "handler Reserved: role 'delay' cannot be a role's name"),
+    (
+        lambda flow, a: a.input(given=[{"q": {"$cel": "a"}}]),
+        "{'$cel': 'a'} would be an expression, not a value",
+    ),
+    (lambda flow, a: flow.function("b", "x", q={"$cel": "1"}), "not a value; write cel('1') for one"),
     (lambda flow, a: a.input(given=Holder(value=cel("1"))), "input cannot be written as JSON"),
     (lambda flow, a: flow.node("b", Untyped()), "role 'untyped' already has the handler Untyped, at"),
     (lambda flow, a: flow.node("a", Untyped), "node id 'a' is already used, at"),
@@ -562,20 +612,70 @@ def test_what_is_no_type_or_no_graph_is_refused() -> None:
         Flow.from_dict(wrong)
 
 
+class Hidden(BaseModel):
+    day: str = Field("monday", exclude=True)
+
+
+class Sent(BaseModel):
+    day: str = Field("monday", serialization_alias="sentDay")
+
+
+class Received(BaseModel):
+    day: str = Field("monday", validation_alias="receivedDay")
+
+
+class Outer(BaseModel):
+    inner: Sent
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(Hidden, "day"), (Sent, "day"), (Received, "receivedDay"), (Outer, "day")]
+)
+def test_params_whose_json_would_lose_a_field_are_refused(kind: Any, name: str) -> None:
+    with pytest.raises(GraphError, match=rf"test_flow\.py:\d+: params has the field '{name}'.*use 'alias'"):
+        Flow("f", params=kind)
+
+
+def test_params_without_json_are_refused() -> None:
+    class Raw(BaseModel):
+        raw: bytes
+
+    with pytest.raises(GraphError, match="params cannot be written as JSON: 'utf-8' codec can't decode"):
+        Flow("f", params=Raw).dump_params(Raw(raw=b"\xff"))
+
+
+def test_the_arguments_of_a_function_are_those_that_it_has() -> None:
+    async def repair(task_id: str, failed_nodes: dict[str, Any], day: str) -> None: ...
+
+    flow = Flow("f")
+    flow.function("a", publish, dya="x")
+    flow.function("b", repair, day=cel("params.day"))
+    with pytest.raises(GraphError, match=r"test_flow\.py:\d+: node 'a': io.fn_args.*'day'") as caught:
+        flow.to_dict()
+    assert len(caught.value.problems) == 1
+
+
+def test_a_function_that_is_refused_leaves_no_node() -> None:
+    flow = Flow("f")
+    with pytest.raises(GraphError):
+        flow.function("a", lambda task_id: None)
+    flow.function("a", publish, day="x")
+    assert flow.to_dict()
+
+
 def test_params_whose_json_cannot_be_read_back_are_refused() -> None:
-    class Odd(BaseModel):
-        city_name: str = Field(validation_alias="cityName")
+    with pytest.raises(GraphError, match="their JSON cannot be read back: params.cities: Field required"):
+        Flow("f", params=Params).dump_params(Params.model_construct(limits={}))
+
+
+def test_params_with_an_alias_and_computed_fields_have_their_names() -> None:
+    class Even(BaseModel):
+        model_config = ConfigDict(extra="forbid")
+        city_name: str = Field(alias="cityName")
 
         @computed_field
         def chars(self) -> int:
             return len(self.city_name)
-
-    with pytest.raises(GraphError, match="cannot be read back; use 'alias' for other names: params.cityName"):
-        Flow("f", params=Odd).dump_params({"cityName": "Rome"})
-
-    class Even(Odd):
-        model_config = ConfigDict(extra="forbid")
-        city_name: str = Field(alias="cityName")
 
     assert Flow("f", params=Even).dump_params({"cityName": "Rome"}) == {"cityName": "Rome"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,7 +11,7 @@ from tests.integration.harness import wait_seconds
 
 from flowkit.activities.batches.puller import ByteBudget
 from flowkit.adapters.entries import Entry
-from flowkit.adapters.notifier import MOST_KEPT, ArtifactNotifier, Listener
+from flowkit.adapters.notifier import MOST_KEPT, ArtifactNotifier, Listener, waits_for_others
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -78,6 +78,16 @@ async def test_a_cancel_is_not_lost_if_a_notification_arrives_at_the_same_time(t
 async def test_wait_without_a_notification_ends_at_its_maximum() -> None:
     await in_time(Listener[Entry]().wait(0.05))
     await in_time(Listener[Entry]().wait(0))
+
+
+async def test_wait_that_is_cut_short_asks_for_a_read() -> None:
+    subscription = Listener[Entry]()
+    token = waits_for_others.set(lambda: nullcontext(0.01))
+    try:
+        await in_time(subscription.wait(LONG))
+    finally:
+        waits_for_others.reset(token)
+    assert subscription.take() == ([], True)
 
 
 async def test_notification_is_taken_once() -> None:

@@ -178,3 +178,17 @@ async def test_stubs_stand_between_typed_handlers() -> None:
     run = await run_graph(graph, stub("orders", yields=[Order(item="tea")]), look_up, total)
     assert run.results("price", Price) == [Price(euros=3)]
     assert total.calls == [{"euros": 3}]
+
+
+async def test_a_picture_of_a_large_graph_is_bounded_and_begins_with_what_has_not_finished() -> None:
+    many = [node(f"n{number}", "a") for number in range(120)]
+    bad = [node(f"bad{number}", "b", *(["n0"] if number == 0 else [])) for number in range(25)]
+    graph = {"nodes": [*many, *bad], "on_node_failure": "continue"}
+    run = await run_graph(graph, stub("a"), stub("b", fails=ValueError("no")))
+    lines = run.picture().splitlines()
+    assert lines[0] == "145 nodes in 2 layers"
+    assert [line.split()[1] for line in lines[2:27]] == [*(f"bad{number}" for number in range(1, 25)), "bad0"]
+    assert "n0" in lines[27]
+    assert lines[100] == "… and 47 more lines"
+    assert lines[-1] == "… and 5 more errors"
+    assert len(lines) == 123

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.unit.handler_runs import call, node
 
-from flowkit.errors import ActionRejected
+from flowkit.errors import ActionRejected, ConfigError
 from flowkit.testing import TaskStuck, simulate, stub
+from flowkit.testing.simulation import server
+from flowkit.testing.simulation.clock import VirtualClock
 from flowkit.testing.simulation.messages import fill
 from flowkit.worker import BatchResult, RoleHandler
 
@@ -153,6 +155,22 @@ async def test_a_node_that_streams_does_not_hold_up_the_clock() -> None:
 ASK = {"nodes": [node("ok", "approval"), node("a", "a", "ok")]}
 
 
+def test_who_polls_looks_again_soon_after_a_change_and_then_lets_time_pass() -> None:
+    clock, found = VirtualClock(0.0), list[tuple[bool, bool]]()
+
+    def poll() -> None:
+        with clock.polling() as limit:
+            found.append((limit is not None, clock.working == []))
+
+    with clock.party("reader"):
+        poll()
+        poll()
+        clock.note_change()
+        poll()
+        poll()
+    assert found == [(True, False), (False, True), (True, False), (False, True)]
+
+
 @pytest.mark.parametrize(("decision", "ends"), [("approve", "finished"), ("reject", "failed")])
 async def test_the_test_decides_approvals(decision: str, ends: str) -> None:
     run = await simulate(ASK, stub("a"), decide={"ok": decision})
@@ -179,6 +197,37 @@ async def test_an_approval_without_decision_waits_for_its_deadline() -> None:
 async def test_a_task_that_waits_forever_says_for_what() -> None:
     with pytest.raises(TaskStuck, match=r"node 'ok' waits for a decision.*decide=\{\.\.\.\}"):
         await simulate(ASK, stub("a"))
+
+
+async def test_a_task_whose_attempt_hangs_says_which() -> None:
+    with pytest.raises(TaskStuck, match=r"a\.1 neither ended nor waited on the clock.*timeout_sec"):
+        await simulate(
+            {"nodes": [node("a", "hanging"), delay("b", sec=DAY)]}, Hanging(), hangs_after_sec=0.05
+        )
+
+
+async def test_attempts_that_wait_for_each_other_forever_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_IDLE_SEC", 0.3)
+    endless = {"input_adapter": "pull.from_artifacts", "input_args": {"eof_on_task_done": False}}
+    with pytest.raises(TaskStuck, match="node 'b' waits"):
+        await simulate({"nodes": [node("a", "a"), node("b", "b", "a", inline=endless)]}, stub("a"), stub("b"))
+
+
+async def test_a_handler_may_block_the_event_loop() -> None:
+    class Blocking(RoleHandler):
+        role = "blocking"
+
+        async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+            threading_wait()
+            return BatchResult(success=True)
+
+    run = await simulate({"nodes": [node("a", "blocking")]}, Blocking(), hangs_after_sec=0.01)
+    run.assert_finished()
+
+
+async def test_a_decision_for_a_node_that_is_no_approval_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="decide has 'okay', which is no approval of the graph; it has ok"):
+        await simulate(ASK, stub("a"), decide={"okay": "approve"})
 
 
 async def test_a_bad_decision_is_an_error_of_the_test() -> None:
@@ -275,6 +324,14 @@ async def test_a_script_that_waits_for_what_never_happens_is_told_so() -> None:
 
     with pytest.raises(TaskStuck, match="the task ended before node 'a' is 'failed'"):
         await simulate({"nodes": [node("a", "a")]}, stub("a"), script=script)
+
+
+async def test_a_script_that_never_ends_is_an_error() -> None:
+    async def script(task: SimulatedTask) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(TaskStuck, match=r"the script has not ended 0\.05 s after the task"):
+        await simulate({"nodes": [node("a", "a")]}, stub("a"), script=script, hangs_after_sec=0.05)
 
 
 async def test_an_action_that_the_task_rejects_is_an_error() -> None:

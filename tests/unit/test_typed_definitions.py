@@ -7,8 +7,9 @@ import types
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, SecretStr
 from tests.unit.handler_runs import finished, node
+from typing_extensions import TypedDict
 
 from flowkit.activities.handlers import misspelled_hook, types_problem, unfit_hook, version_of
 from flowkit.cli.loading import load_handlers
@@ -212,7 +213,69 @@ def class_as_a_role() -> Any:
     decorate(Page)
 
 
+def role_without_parentheses() -> Any:
+    decorate: Any = role
+    decorate(source_without_key)
+
+
+def role_without_a_name() -> Any:
+    role("")
+
+
+def method_as_a_role() -> Any:
+    class Pages:
+        @role("now")
+        async def now(self, page: Page) -> Words:
+            return Words(words=1)
+
+
+def default_that_is_a_field() -> Any:
+    @role("now")
+    async def now(page: Page, limit: int = Field(3, gt=0)) -> Words:
+        return Words(words=limit)
+
+
+def process_that_yields() -> Any:
+    async def process(self: Any, item: Page, ctx: RunContext) -> Any:
+        yield Words(words=1)
+
+    _count_with(process)
+
+
+def plain_process_that_yields() -> Any:
+    def process(self: Any, item: Page, ctx: RunContext) -> Any:
+        yield Words(words=1)
+
+    _count_with(process)
+
+
+def key_that_is_a_coroutine_function() -> Any:
+    async def find(page: Page) -> str:
+        return page.url
+
+    @role("crawl", key=find)
+    async def crawl(folder: str) -> AsyncIterator[Page]:
+        yield Page(url=folder)
+
+
+def result_with_a_secret() -> Any:
+    class Login(BaseModel):
+        passwords: list[SecretStr]
+
+    @role("now")
+    async def now(page: Page) -> Login:
+        return Login(passwords=[])
+
+
 REFUSED: dict[Any, str] = {
+    role_without_parentheses: '@role needs the name of the role, such as @role("count"), not <function source_without',
+    role_without_a_name: "@role needs the name of the role, such as @role(\"count\"), not ''",
+    method_as_a_role: "@role decorates functions, but method_as_a_role.<locals>.Pages.now is a method: define it",
+    default_that_is_a_field: "now: the default of the parameter 'limit' is a Field, which a direct call would pass",
+    process_that_yields: "Count.process yields, but returns one result for an item",
+    plain_process_that_yields: "Count.process yields, but returns one result for an item",
+    key_that_is_a_coroutine_function: "crawl: the key find is a coroutine function: write it as a plain `def`",
+    result_with_a_secret: "now: Login, the type of the results, has a secret such as SecretStr, of which the next node",
     source_without_key: "crawl is a source with no key: the uid of a batch, which must be the same in every attempt, "
     'comes from the item: set key to the name of a field, such as key="url"',
     source_with_unknown_key: "crawl: the key 'urn' is not a field of Page, which has url, number",
@@ -308,6 +371,49 @@ def test_types_of_a_generic_base_reach_the_class_that_fixes_them() -> None:
 
     assert Base().input_type is None
     assert (Concrete().input_type, Deeper().input_type, Deeper().output_type) == (Page, Page, Words)
+
+
+def test_types_inside_of_the_types_of_a_generic_base_are_replaced_too() -> None:
+    T = TypeVar("T")
+
+    class First(RoleHandler[list[T], dict[str, T]]):
+        role = "first"
+
+        async def process(self, item: list[T], ctx: RunContext) -> dict[str, T]:
+            return {"first": item[0]}
+
+    class FirstPage(First[Page]): ...
+
+    assert First._flowkit_types is None
+    assert (FirstPage().input_type, FirstPage().output_type) == (list[Page], dict[str, Page])
+
+
+async def test_process_may_leave_its_types_to_the_class() -> None:
+    class Given(TypedDict):
+        url: str
+
+    class Count(RoleHandler[Given, Words]):
+        role = "count"
+
+        async def process(self, item: Any, ctx: RunContext) -> Any:
+            return {"words": len(item["url"])}
+
+    class CountAgain(Count):
+        async def process(self, item: Given, ctx: RunContext) -> Words:
+            return Words(words=len(item["url"]))
+
+    for handler in (Count(), CountAgain()):
+        assert await handler.try_on({"url": "abc"}) == Words(words=3)
+
+
+async def test_function_that_returns_only_batch_results_has_results_of_any_type() -> None:
+    @role("by_hand")
+    async def by_hand(page: Page) -> BatchResult:
+        return BatchResult(success=True, metrics={"url": page.url})
+
+    result: Any = await by_hand.try_on(Page(url="a"))
+    assert result == {"url": "a"}
+    assert by_hand.output_schema() is None
 
 
 async def test_class_that_only_names_its_types_keeps_its_hooks_for_batches() -> None:

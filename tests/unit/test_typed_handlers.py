@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer
 from tests.unit.handler_runs import artifacts, finished, node, rows
 
 from flowkit.activities.process_pool import ProcessPool
@@ -399,8 +399,8 @@ async def test_hidden_values_and_secrets_do_not_appear_in_errors() -> None:
         nested: int
 
     @role("login")
-    async def login(given: Login) -> Login:
-        return given
+    async def login(given: Login) -> int:
+        return given.user
 
     secret = "correct horse battery staple" * 20
     inline = {"user": {"$cel": "params.user"}, "password": "pass-me-not", "nested": {"deep": "pass-me-not"}}
@@ -442,6 +442,35 @@ async def test_result_that_does_not_validate_is_a_schema_mismatch() -> None:
 # --- sources ------------------------------------------------------------------------------------------------------
 
 
+class Raw(BaseModel):
+    raw: bytes
+
+
+class Failing(BaseModel):
+    words: int
+
+    @field_serializer("words")
+    def write(self, words: int) -> str:
+        raise RuntimeError(f"no {words}")
+
+
+@pytest.mark.parametrize(
+    ("result", "problem"),
+    [
+        (Raw(raw=b"\xff"), "not a valid Raw: it has bytes that are not UTF-8; set ser_json_bytes"),
+        (Failing(words=3), "not a valid Failing: the serializer write raised RuntimeError: no 3"),
+    ],
+)
+async def test_result_without_json_says_why(result: Any, problem: str) -> None:
+    async def returns(item: dict[str, int]) -> Any:
+        return result
+
+    returns.__annotations__["return"] = type(result)
+    assert problem in await failed(
+        role("returns")(returns), nodes=[node("returns", "returns", **NEVER_AGAIN)]
+    )
+
+
 async def test_retried_source_stores_no_item_twice() -> None:
     attempts: list[int] = []
 
@@ -459,6 +488,57 @@ async def test_retried_source_stores_no_item_twice() -> None:
     run = await finished([Flaky()], node("flaky", "flaky", inline={"words": 4}, **SOON))
     assert attempts == [1, 2]
     assert sorted(row["batch_uid"] for row in await rows(run, "flaky")) == ["u0", "u1", "u2", "u3"]
+
+
+@pytest.mark.parametrize("is_coroutine", [False, True])
+async def test_plain_function_that_returns_its_items_is_a_source(is_coroutine: bool) -> None:
+    async def list_pages() -> list[Page]:
+        return [Page(url="a"), Page(url="b")]
+
+    async def yield_pages() -> AsyncIterator[Page]:
+        for page in await list_pages():
+            yield page
+
+    class Source(RoleHandler[Total, Page]):
+        role = "source"
+        key = "url"
+
+        def produce(self, given: Total, ctx: RunContext) -> Any:
+            return list_pages() if is_coroutine else yield_pages()
+
+    given = {"words": 3}
+    run = await finished([Source()], node("source", "source", inline=given))
+    assert sorted(row["batch_uid"] for row in await rows(run, "source")) == ["a", "b"]
+    assert await Source().try_produce(given) == [Page(url="a"), Page(url="b")]
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+async def test_produce_that_returns_nothing_says_what_to_return(is_plain: bool) -> None:
+    class Plain(RoleHandler[dict[str, int], Page]):
+        role = "crawl"
+        key = "url"
+
+        def produce(self, given: dict[str, int], ctx: RunContext) -> Any:
+            return None
+
+    class Coroutine(RoleHandler[dict[str, int], Page]):
+        role = "crawl"
+        key = "url"
+
+        async def produce(self, given: dict[str, int], ctx: RunContext) -> Any:
+            return None
+
+    error = await failed(Plain() if is_plain else Coroutine(), nodes=[node("crawl", "crawl", **NEVER_AGAIN)])
+    assert "produce must yield items or return a list of them, not NoneType" in error
+
+
+async def test_key_whose_parts_are_all_empty_identifies_nothing() -> None:
+    @role("crawl", key=lambda page: (page.text,))
+    async def crawl() -> AsyncIterator[Page]:
+        yield Page(url="a")
+
+    error = await failed(crawl, nodes=[node("crawl", "crawl", **NEVER_AGAIN)])
+    assert "the key <lambda> of an item is an empty text" in error
 
 
 async def test_inline_input_of_a_class_source_is_validated() -> None:
@@ -590,6 +670,15 @@ async def test_init_classify_error_and_finalize_of_a_function() -> None:
     assert (await failed(crawl, fails, nodes=[crawling(), pulling("fails")])).startswith(
         "odd: RuntimeError: no, at "
     )
+
+
+async def test_finalize_must_not_return_the_result_of_a_batch() -> None:
+    class Finishing(Count):
+        async def finalize(self, ctx: RunContext) -> Any:
+            return BatchResult(success=False, error="no total")
+
+    error = await failed(Finishing(), nodes=[node("count", "count", inline={"url": "a"}, **NEVER_AGAIN)])
+    assert "finalize must return a model, a dataclass, a dict" in error and "not BatchResult" in error
 
 
 @role("longest", collects=True)
@@ -779,6 +868,53 @@ async def test_try_on_raises_what_would_fail_the_batch() -> None:
         await fails.try_on(Page.model_construct(url=3, text=""))
     with pytest.raises(ConfigError, match="Old names no types"):
         await type("Old", (RoleHandler,), {})().try_on(3)
+
+
+@pytest.mark.parametrize(
+    ("number", "problem"),
+    [(2**70, "number is an integer outside the 64-bit range"), (float("nan"), "number.float is null")],
+)
+async def test_try_on_refuses_what_a_node_cannot_store_and_read(number: Any, problem: str) -> None:
+    class Measured(BaseModel):
+        number: int | float
+
+    class Measure(RoleHandler[Page, Measured]):
+        role = "measure"
+
+        async def process(self, item: Page, ctx: RunContext) -> Measured:
+            return Measured(number=number)
+
+    with pytest.raises(BatchFailure, match=problem):
+        await Measure().try_on(Page(url="a"))
+
+
+async def test_parameter_ctx_of_any_type_receives_the_context() -> None:
+    @role("name")
+    async def name(page: Page, ctx: Any) -> str:
+        return f"{ctx.node_id} {page.url}"
+
+    assert await name.try_on(Page(url="a")) == "node a"
+
+
+async def test_secrets_reach_a_handler_in_a_unit_test() -> None:
+    class Login(BaseModel):
+        user: str
+        passwords: list[SecretStr]
+
+    @role("login")
+    async def login(given: Login) -> str:
+        return given.passwords[0].get_secret_value()
+
+    class Crawl(RoleHandler[Login, Page]):
+        role = "crawl"
+        key = "url"
+
+        async def produce(self, given: Login, ctx: RunContext) -> AsyncIterator[Page]:
+            yield Page(url=given.passwords[0].get_secret_value())
+
+    given = Login(user="ann", passwords=[SecretStr("pass")])
+    assert await login.try_on(given) == "pass"
+    assert await Crawl().try_produce(given) == [Page(url="pass")]
 
 
 async def test_try_produce_returns_the_items_of_a_source() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.cli.errors import add_remedy
-from flowkit.cli.loading import is_flow_name, load_flow
+from flowkit.cli.loading import is_flow_name, load_flow, refuse_python_file
 from flowkit.errors import ConfigError, GraphError
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.scheduled import dump_with_expressions
@@ -72,6 +72,7 @@ def read_task(
     """
     if is_flow_name(path):
         return read_flow(load_flow(path), _read_given(params, single), scheduled=scheduled)
+    refuse_python_file(path)
     document = _read(path, "graph file")
     given = document.load()
     if isinstance(given, dict) and "nodes" not in given and {"graph", "params"} & given.keys():

@@ -96,6 +96,21 @@ def is_flow_name(name: str) -> bool:
     return _FLOW_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
+_PYTHON_FILE = re.compile(r"(?:\./)?(.+)\.py(?::(\w+))?")
+
+
+def is_python_file(name: str) -> bool:
+    """Return whether an argument names a Python file, such as `pipeline.py` or `pipeline.py:flow`."""
+    return _PYTHON_FILE.fullmatch(name) is not None
+
+
+def refuse_python_file(name: str) -> None:
+    """Raise ConfigError, which says how to name what it contains, for an argument that names a Python file."""
+    if (match := _PYTHON_FILE.fullmatch(name)) is not None:
+        problem = ConfigError(f"{name!r} names a Python file")
+        raise add_remedy(problem, f"name its module: {match[1].replace('/', '.')}:{match[2] or 'flow'}")
+
+
 def module_exists(name: str) -> bool:
     """Return whether the top-level package of module:name can be found. Nothing is imported."""
     look_in_current_folder()
@@ -235,6 +250,7 @@ def _make_instance(name: str, kind: type[Any]) -> Any:
 
 
 def _split(name: str) -> tuple[str, str]:
+    refuse_python_file(name)
     module, separator, attribute = name.partition(":")
     if not separator or not module or not attribute:
         problem = ConfigError(f"{name!r} is not module:name")

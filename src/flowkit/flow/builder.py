@@ -13,19 +13,19 @@ from pydantic.errors import PydanticUserError
 from typing_extensions import TypeVar
 
 from flowkit.errors import GraphError
-from flowkit.flow.checks import HERE, check_graph, find_secret, params_problem
+from flowkit.flow.checks import HERE, check_graph, find_lost, find_secret, params_problem
 from flowkit.flow.handlers import Handlers
 from flowkit.flow.nodes import FlowNode, make_error
 from flowkit.flow.places import calling_line
 from flowkit.flow.reading import KNOWN_KEYS, SETTINGS, read_extra, read_settings, read_specs
 from flowkit.flow.specs import NodeSpec, write_edges
-from flowkit.flow.values import present, to_json, to_seconds
+from flowkit.flow.values import present, to_input, to_json, to_seconds
 from flowkit.graph.field_checks import wrong_graph
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.routes import find_routers
 from flowkit.graph.submission import validate_input
 from flowkit.models import APPROVAL, COORDINATOR_FN, DELAY, ENGINE_TYPES
-from flowkit.text import kind_of
+from flowkit.text import kind_of, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -111,6 +111,9 @@ class Flow(Generic[P]):
         if schema.get("type", "object") != "object":
             problem = f"params is {params!r}, whose JSON is of type {schema['type']!r}; use a model"
             raise make_error(self._place, problem)
+        if (lost := find_lost(schema, self._adapter)) is not None:
+            problem = f"params has the field {lost!r}, which its own JSON does not have under this name"
+            raise make_error(self._place, f"{problem}; use 'alias' for another name, and no 'exclude'")
         if (secret := find_secret(schema)) is not None:
             remedy = "Temporal stores params in plain text; pass a reference instead"
             raise make_error(self._place, f"params has the secret {secret!r}: {remedy}")
@@ -168,13 +171,13 @@ class Flow(Generic[P]):
 
         `fn_args` are its keyword arguments after the task id; they may be expressions.
         """
-        spec = NodeSpec(node_id=node_id, kind=COORDINATOR_FN)
-        node: FlowNode[Never, object] = self._add(spec)
-        spec.io["fn"] = function if isinstance(function, str) else self._add_function(node, function)
+        io = {"fn": function if isinstance(function, str) else self._name_function(node_id, function)}
         if fn_args:
-            spec.io["fn_args"] = node._convert("function", fn_args)
-        node._note("io.fn", "io.fn_args")
-        return node
+            io["fn_args"] = self._convert(node_id, "function", fn_args)
+        node: FlowNode[Never, object] = self._add(NodeSpec(node_id=node_id, kind=COORDINATOR_FN, io=io))
+        if not isinstance(function, str):
+            self._functions[io["fn"]] = function
+        return node._note("io.fn", "io.fn_args")
 
     def approval(
         self, node_id: str, text: str | None = None, *, default: Literal["approve", "reject"] | None = None
@@ -192,14 +195,18 @@ class Flow(Generic[P]):
         self, node_id: str, sec: Duration | None = None, *, until: datetime | str | None = None
     ) -> FlowNode[Never, object]:
         """Add a node that waits for a time, or until a moment with its time zone."""
-        settings = present(sec=to_seconds(sec), until=to_json(until, "until"))
-        return self._add_engine_node(node_id, DELAY, settings)
+        return self._add_engine_node(node_id, DELAY, present(sec=to_seconds(sec), until=until))
 
     def _add_engine_node(self, node_id: str, kind: str, settings: dict[str, Any]) -> FlowNode[Never, object]:
-        node: FlowNode[Never, object] = self._add(
-            NodeSpec(node_id=node_id, kind=kind, inline=settings or None)
-        )
+        inline = self._convert(node_id, kind, settings) if settings else None
+        node: FlowNode[Never, object] = self._add(NodeSpec(node_id=node_id, kind=kind, inline=inline))
         return node._note("io.input_inline")
+
+    def _convert(self, node_id: str, method: str, value: Any) -> Any:
+        try:
+            return to_input(value, method)
+        except GraphError as error:
+            raise make_error(calling_line(), f"node {node_id!r}: {error}") from None
 
     def _add(self, spec: NodeSpec, handler: Any = None) -> FlowNode[Any, Any]:
         place = calling_line()
@@ -214,14 +221,19 @@ class Flow(Generic[P]):
         self._nodes[spec.node_id] = node
         return node
 
-    def _add_function(self, node: FlowNode[Any, Any], function: Callable[..., Any]) -> str:
+    def _name_function(self, node_id: str, function: Callable[..., Any]) -> str:
+        """Return the name by which graphs call a function of the program."""
         name = getattr(function, "__name__", "")
+        problem = None
         if not callable(function) or not name.isidentifier():
-            raise node._error(
-                f"the function is {kind_of(function)} without a name; pass a function that `def` defines, or its name"
+            problem = (
+                f"the function is {kind_of(function)} without a name; "
+                "pass a function that `def` defines, or its name"
             )
-        if self._functions.setdefault(name, function) != function:
-            raise node._error(f"another function of the flow has the name {name!r}; rename one of them")
+        elif self._functions.get(name, function) != function:
+            problem = f"another function of the flow has the name {name!r}; rename one of them"
+        if problem is not None:
+            raise make_error(calling_line(), f"node {node_id!r}: {problem}")
         return name
 
     @property
@@ -247,7 +259,15 @@ class Flow(Generic[P]):
         Raise GraphError if it is not valid. Its problems name the lines of the program.
         """
         graph = self._write()
-        check_graph(graph, self._place, [*self._nodes.values()], self.handlers, self.params, self.variables)
+        check_graph(
+            graph,
+            self._place,
+            [*self._nodes.values()],
+            self.handlers,
+            self._functions,
+            self.params,
+            self.variables,
+        )
         return graph
 
     def _write(self) -> dict[str, Any]:
@@ -284,10 +304,14 @@ class Flow(Generic[P]):
         given: dict[str, Any] = {} if params is None else cast("dict[str, Any]", params)
         if self._adapter is None:
             return cast("dict[str, Any]", to_json(dict(given), "params"))
-        dumped = self._adapter.dump_python(
-            self._validate(given, ""), mode="json", by_alias=True, round_trip=True
-        )
-        self._validate(dumped, "their JSON cannot be read back; use 'alias' for other names: ")
+        validated = self._validate(given, "")
+        try:
+            dumped = self._adapter.dump_python(
+                validated, mode="json", by_alias=True, round_trip=True, warnings=False
+            )
+        except ValueError as error:  # also pydantic's PydanticSerializationError
+            raise GraphError([f"params cannot be written as JSON: {one_line(str(error))}"]) from None
+        self._validate(dumped, "their JSON cannot be read back: ")
         names = {*dumped, *getattr(self.params, "model_fields", ())}
         kept = (
             {key: value for key, value in given.items() if key not in names}

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import ast
 import re
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
 
+from flowkit.activities.handlers import prepares_input
 from flowkit.activities.hook_calls import RESERVED
-from flowkit.errors import BadCondition, GraphError
+from flowkit.errors import AdapterError, BadCondition, GraphError
 from flowkit.flow.specs import walk_places
 from flowkit.flow.types import differing_items
 from flowkit.graph import cel
@@ -25,7 +27,7 @@ from flowkit.models.graphs import FAILED_NODES_KEY
 from flowkit.text import add_caret, names, one_line, printable, printed, suggestion, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from flowkit.activities.handlers import RoleHandler
     from flowkit.flow.nodes import FlowNode
@@ -54,6 +56,7 @@ def check_graph(
     place: Place,
     nodes: Sequence[FlowNode[Any, Any]],
     handlers: Mapping[str, RoleHandler[Any, Any]],
+    functions: Mapping[str, Callable[..., Any]],
     params: Any,
     variables: Any,
 ) -> None:
@@ -69,7 +72,10 @@ def check_graph(
     if unfit := _check_edges(parsed, handlers):
         raise GraphError([_locate(problem, by_id, place) for problem in unfit])
     schemas = {root: TypeAdapter(kind).json_schema() for root, kind in _known_roots(params, variables)}
-    found = [*islice(_find_problems(parsed, by_id, handlers, schemas, params), _ENOUGH)]
+    problems = chain(
+        _find_problems(parsed, by_id, handlers, schemas, params), _function_problems(parsed, functions)
+    )
+    found = [*islice(problems, _ENOUGH)]
     if found:
         raise GraphError([_name_line(by_id[node_id], path, text, place) for node_id, path, text in found])
 
@@ -242,12 +248,16 @@ def _input_problems(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Foun
 
 def _list_input_schemas(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Schema]:
     """Yield the JSON Schemas that `input_inline` of a node must fit: that of the item, and that of the parameters."""
-    own_item = not handler.is_source and not node.pulls and node.map is None
+    prepares = prepares_input(handler)
+    own_item = not (prepares or handler.is_source or node.pulls) and node.map is None
     if own_item and (schema := handler.input_schema()) is not None:
         yield schema
     schema = handler.parameters_schema()
-    if schema is not None or handler.is_source:
-        yield schema or {"properties": {}}
+    if handler.is_source:
+        if not prepares:
+            yield schema or {"properties": {}}
+    elif schema is not None:
+        yield schema
 
 
 def _value_problems(name: str, value: Any, schema: Schema, root: Schema) -> Iterator[str]:
@@ -274,6 +284,43 @@ def _converts(schema: Any) -> bool:
     if isinstance(schema, list):
         return any(map(_converts, schema))
     return isinstance(schema, dict) and (bool(schema.get(CONVERTS)) or any(map(_converts, schema.values())))
+
+
+def _function_problems(parsed: Graph, functions: Mapping[str, Callable[..., Any]]) -> Iterator[Found]:
+    """Yield how the arguments of function nodes differ from the parameters of the program's functions."""
+    if not functions:
+        return
+    from flowkit.activities.function_attempt import (
+        check_arguments,
+        has_parameter,
+    )  # loads the database driver
+
+    for node in parsed.nodes:
+        function = functions.get(node.io.fn or "")
+        if function is None:
+            continue
+        optional: dict[str, Any] = {FAILED_NODES_KEY: []} if has_parameter(function, FAILED_NODES_KEY) else {}
+        try:
+            check_arguments(str(node.io.fn), function, HERE, {**optional, **(node.io.fn_args or {})})
+        except AdapterError as error:
+            yield node.node_id, "io.fn_args", str(error)
+
+
+def find_lost(schema: Schema, adapter: TypeAdapter[Any]) -> str | None:
+    """Return the name of a field that a type reads from JSON, but does not write to it; None without one.
+
+    Its value would not reach the task. `schema` is that of the JSON which the type reads.
+    """
+    try:
+        written = adapter.json_schema(mode="serialization")
+    except PydanticUserError:
+        return None
+    for name, read in {"": schema, **schema.get("$defs", {})}.items():
+        other = written if name == "" else written.get("$defs", {}).get(name, {})
+        lost = read.get("properties", {}).keys() - other.get("properties", read.get("properties", {})).keys()
+        if lost:
+            return str(min(lost))
+    return None
 
 
 def find_secret(schema: Any, name: str = "params") -> str | None:

@@ -9,14 +9,14 @@ from typing_extensions import TypeVar
 from flowkit.errors import GraphError
 from flowkit.flow.places import Place, calling_line
 from flowkit.flow.specs import ADAPTER, ADAPTER_ARGS, EDGE_KEYS, QUARANTINE, Link, NodeSpec
-from flowkit.flow.values import Cel, present, to_json, to_seconds, to_text
+from flowkit.flow.values import Cel, present, to_input, to_json, to_seconds, to_text
 from flowkit.graph.input_adapters import NOOP, PULL, RECHUNK
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
 from flowkit.models import ALL_DONE, StartWhen
 from flowkit.text import kind_of, printed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from flowkit.activities.handlers import RoleHandler
     from flowkit.flow.values import Duration
@@ -196,7 +196,7 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
         for key in (ADAPTER, ADAPTER_ARGS):
             if key in values:
                 raise self._error(f"input has {key!r}; call pulls, rechunks or own_input")
-        self.spec.inline = {**(self.spec.inline or {}), **self._convert("input", values)}
+        self.spec.inline = {**(self.spec.inline or {}), **self._convert("input", values, to_input)}
         return self._note(*(f"io.input_inline.{key}" for key in values), "io.input_inline")
 
     def from_params(self, *names: str) -> Self:
@@ -206,7 +206,7 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
     def input_ref(self, **values: Any) -> Self:
         """Give the node the location of larger input, in `io.input_ref`; values may be expressions."""
         return self._set_io(
-            "input_ref", {**self.spec.io.get("input_ref", {}), **self._convert("input_ref", values)}
+            "input_ref", {**self.spec.io.get("input_ref", {}), **self._convert("input_ref", values, to_input)}
         )
 
     def batching(self, **values: Any) -> Self:
@@ -233,11 +233,23 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
         `when` is the condition of the edges. With `is_edge`, they take precedence over a route from a parent to this
         node; otherwise the parent only repeats the route.
         """
-        self._check_nodes("after", parents)
+        return self._follow("after", parents, streaming, when, is_edge=is_edge)
+
+    def _follow(
+        self,
+        method: str,
+        parents: Sequence[Ref[Any]],
+        streaming: Streaming,
+        when: str | Cel | None,
+        *,
+        is_edge: bool = False,
+    ) -> Self:
+        self._check_nodes(method, parents)
         for parent in parents:
             if parent.number >= self.number:
+                which = "the node itself" if parent.number == self.number else "which is created later"
                 raise self._error(
-                    f"after names {parent.node_id!r}, which is created later; create a node after its parents"
+                    f"{method} names {parent.node_id!r}, {which}; create a node after its parents"
                 )
             link = self.spec.links.setdefault(parent.node_id, Link())
             link.streams = link.streams or streaming is True
@@ -277,7 +289,7 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
         given = {ON_SUCCESS: on_success, ON_FAILURE: on_failure}
         known: dict[str, Any] = dict(self.spec.fields.get("routing", {}))
         for key, targets in given.items():
-            if isinstance(targets, (Ref, str)):
+            if not isinstance(targets, (list, tuple)):
                 raise self._error(f"routes({key}=…) takes a list of nodes, not {kind_of(targets)}")
             self._check_nodes(f"routes({key}=…)", targets)
             for target in targets:
@@ -414,7 +426,7 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
             raise self._error("pulls and rechunks exclude each other; call one of them")
         self._check_nodes(name, parents)
         if waits:
-            self.after(*parents, streaming=streaming, when=when)
+            self._follow(name, parents, streaming, when)
         self.spec.adapter = adapter
         self.spec.sources += [parent.node_id for parent in parents if parent.node_id not in self.spec.sources]
         self.spec.adapter_args |= self._convert(name, args)
@@ -436,9 +448,9 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
                     f"{method} names {each.node_id!r} of another flow; create the node in this flow"
                 )
 
-    def _convert(self, method: str, value: Any) -> Any:
+    def _convert(self, method: str, value: Any, convert: Callable[[Any, str], Any] = to_json) -> Any:
         try:
-            return to_json(value, method)
+            return convert(value, method)
         except GraphError as error:
             raise self._error(str(error)) from None
 

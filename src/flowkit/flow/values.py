@@ -5,8 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from flowkit.graph.expressions import KEY
+from flowkit.errors import GraphError
+from flowkit.graph.expressions import KEY, is_expression
 from flowkit.graph.submission import convert_to_json
+from flowkit.text import printed
 
 Duration = float | timedelta
 """A duration: a number of seconds, or a timedelta."""
@@ -30,6 +32,23 @@ def cel(expression: str) -> Cel:
 def to_json(value: Any, name: str) -> Any:
     """Return a value of the program as JSON, with its expressions. Raise GraphError, with `name`, if it has no JSON."""
     return convert_to_json(name, _write_expressions(value))
+
+
+def to_input(value: Any, name: str) -> Any:
+    """Return a value as `to_json` does. Raise GraphError, too, for data that would be evaluated as an expression."""
+    _refuse_expressions(value)
+    return to_json(value, name)
+
+
+def _refuse_expressions(value: Any) -> None:
+    if is_expression(value):
+        raise GraphError(
+            [f"{printed(value)} would be an expression, not a value; write cel({value[KEY]!r}) for one"]
+        )
+    for each in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    ):
+        _refuse_expressions(each)
 
 
 def _write_expressions(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit.graph.expressions import is_expression
 from flowkit.graph.input_adapters import RECHUNK
 from flowkit.models import ENGINE_TYPES
-from flowkit.text import count_of, printed, shorten
+from flowkit.text import count_of, printable, printed, shorten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,6 +34,11 @@ _DEPTH = 20
 _ALTERNATIVES = 50
 _PAIRS = 10_000
 """How many pairs of parts of two schemas are compared. What is left fits."""
+_FIELDS = 100_000
+"""How many required fields are compared. What is left fits."""
+_STEPS = 50_000
+"""How many parts of a schema are read. A few lines of JSON can refer to each other in so many ways that reading all of
+them never ends."""
 _SHOWN = 3
 
 
@@ -195,10 +200,16 @@ class _Parts:
     def __init__(self, root: Schema) -> None:
         found = root.get("$defs")
         self._definitions: Schema = found if isinstance(found, dict) else {}
+        self._steps = 0
+
+    def _is_beyond(self, depth: int) -> bool:
+        """Count a step. Return whether a part is too deep to be read, or too much has been read."""
+        self._steps += 1
+        return depth > _DEPTH or self._steps > _STEPS
 
     def alternatives(self, part: object, depth: int = 0) -> list[Schema]:
         """Return the forms that a value of a part may have, each without references and groups of alternatives."""
-        if not isinstance(part, dict) or depth > _DEPTH:
+        if not isinstance(part, dict) or self._is_beyond(depth):
             return [_ANY]
         own = {key: value for key, value in part.items() if key not in ("$ref", "allOf", "anyOf", "oneOf")}
         groups = [self.alternatives(self._definition(part["$ref"]), depth + 1)] if "$ref" in part else []
@@ -220,11 +231,11 @@ class _Parts:
 
     def name(self, part: object, depth: int = 0) -> str:
         """Return a short name of the type of a part."""
-        if not isinstance(part, dict) or depth > _DEPTH:
+        if not isinstance(part, dict) or self._is_beyond(depth):
             return "any value"
         known = self._definition(part["$ref"]) if "$ref" in part else part
         if isinstance(known, dict) and isinstance(known.get("title"), str):
-            return shorten(known["title"])
+            return printable(shorten(known["title"]))
         if part.get("type") == "array" and "items" in part:
             return shorten(f"list[{self.name(part['items'], depth + 1)}]")
         either = [self.name(each, depth + 1) for each in _listed(part, "anyOf") + _listed(part, "oneOf")]
@@ -260,6 +271,7 @@ def _may_have_more(form: Schema) -> bool:
 
 
 _JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
+_KNOWN_TYPES = (*_JSON_TYPES.values(), "null")
 
 
 def _types(form: Schema) -> tuple[str, ...]:
@@ -268,9 +280,9 @@ def _types(form: Schema) -> tuple[str, ...]:
         return ()
     given = form.get("type")
     if isinstance(given, str):
-        return (given,)
+        return (given,) if given in _KNOWN_TYPES else ()
     if isinstance(given, list):
-        return tuple(each for each in given if isinstance(each, str))
+        return tuple(name for name in _KNOWN_TYPES if name in given)
     values = [form["const"]] if "const" in form else _listed(form, "enum")
     return tuple(dict.fromkeys(_JSON_TYPES.get(type(value), "null") for value in values))
 
@@ -313,6 +325,7 @@ class _Comparison:
         self._known: dict[tuple[int, int], list[Mismatch]] = {}
         """The results by pairs of parts. A pair fits as long as it is being compared, so recursion ends."""
         self._depth = 0
+        self._fields_left = _FIELDS
         self._kept: list[object] = []
         """The parts themselves, so that their ids stay theirs."""
 
@@ -355,7 +368,7 @@ class _Comparison:
                 return [each.below(VALUE) for each in self._parts(fields.get(VALUE, _ANY), taken)]
         if found and taken_types == ("object",) and "object" not in given_types:
             wrapped = self._fields(_stored(given), taken)
-            return found if wrapped and VALUE not in _checked(taken.get("required"), []) else wrapped
+            return found if wrapped and VALUE not in self._required(taken) else wrapped
         return found
 
     def _parts(self, given: object, taken: object) -> list[Mismatch]:
@@ -407,10 +420,18 @@ class _Comparison:
             return []
         return [each.below("[]") for each in self._parts(given.get("items", _ANY), taken.get("items", _ANY))]
 
+    def _required(self, taken: Schema) -> list[str]:
+        """Return the names of the required fields; none once too many have been compared."""
+        names = _listed(taken, "required")
+        self._fields_left -= len(names)
+        if self._fields_left < 0:
+            return []
+        return [*dict.fromkeys(each for each in names if isinstance(each, str))]
+
     def _fields(self, given: Schema, taken: Schema) -> list[Mismatch]:
         known, wanted = (_checked(each.get("properties"), {}) for each in (given, taken))
         found = []
-        for name in _checked(taken.get("required"), []):
+        for name in self._required(taken):
             part = wanted.get(name, _ANY)
             if name in known:
                 found += [each.below(name) for each in self._parts(known[name], part)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -20,13 +21,13 @@ from flowkit.testing.executors import executors
 from flowkit.testing.memory import memory_database
 from flowkit.testing.runs import GraphRun, NodeRun, read_run
 from flowkit.testing.simulation.clock import VirtualClock
-from flowkit.testing.simulation.server import TaskServer
+from flowkit.testing.simulation.server import TaskServer, TaskStuck
 from flowkit.testing.simulation.steering import SimulatedTask, decide_all
 from flowkit.testing.stubs import Stub
 from flowkit.text import names
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection
     from datetime import datetime
 
     from flowkit.adapters.mongo import Database
@@ -154,6 +155,7 @@ async def run_graph(
         _without_waits(job.given),
         seen=SystemClock(),
         hangs_after_sec=_HASTE_SEC,
+        waits_for_work=True,
         decide=lambda node_id: "approve",
         satisfied=(),
         script=None,
@@ -185,18 +187,21 @@ async def simulate(
     a coroutine function that gets the running task, a SimulatedTask, and steers it.
 
     An attempt that neither ends nor waits on the clock for `hangs_after_sec` real seconds counts as hanging. Time then
-    passes without it, so that its `timeout_sec` or a deadline ends it. Raise TaskStuck if the task waits for something
-    that does not happen by itself.
+    passes without it, so that its `timeout_sec` or a deadline ends it. Raise TaskStuck if nothing ends it, or if the
+    task waits for something else that does not happen by itself. Raise ConfigError for the decision of a node that is
+    no approval.
     """
     job = await _prepare(Pipeline.of(graph, handlers, functions), params, db, scheduled_at)
     if script is None:  # A script may add nodes.
         job.pipeline.check_stubs(job.given["graph"])
+        job.check_decisions(decide)
     clock = VirtualClock(time.time() if start is None else start.timestamp())
     return await job.run(
         clock,
         job.given,
         seen=clock,
         hangs_after_sec=hangs_after_sec,
+        waits_for_work=False,
         decide=decide or {},
         satisfied=satisfied,
         script=script,
@@ -215,6 +220,20 @@ class _Job:
     functions: dict[str, Any]
     db: Database
 
+    @property
+    def approvals(self) -> list[str]:
+        """The nodes that wait for a decision."""
+        return [node.node_id for node in self.parsed.nodes if node.approval is not None]
+
+    def check_decisions(self, decide: Decisions | None) -> None:
+        """Raise ConfigError for the decision of a node that is no approval."""
+        for node_id in decide if isinstance(decide, Mapping) else ():
+            if node_id not in self.approvals:
+                known = names(self.approvals) or "none"
+                raise ConfigError(
+                    f"decide has {node_id!r}, which is no approval of the graph; it has {known}"
+                )
+
     async def run(
         self,
         clock: VirtualClock,
@@ -222,6 +241,7 @@ class _Job:
         *,
         seen: Clock,
         hangs_after_sec: float,
+        waits_for_work: bool,
         decide: Decisions,
         satisfied: Collection[str],
         script: Script | None,
@@ -231,12 +251,16 @@ class _Job:
         begun = clock.now
         async with executors(self.db, self.parsed, self.pipeline.handlers, self.functions, seen) as ready:
             server = TaskServer(
-                self.task_id, ready, clock, hangs_after_sec=hangs_after_sec, scheduled_at=scheduled_at
+                self.task_id,
+                ready,
+                clock,
+                hangs_after_sec=hangs_after_sec,
+                waits_for_work=waits_for_work,
+                scheduled_at=scheduled_at,
             )
             task = SimulatedTask(server)
             server.observe = task.observe
-            approvals = [node.node_id for node in self.parsed.nodes if node.approval is not None]
-            steering = _Steering(clock, task, approvals, decide, satisfied, script)
+            steering = _Steering(clock, task, self.approvals, decide, satisfied, script)
             async with steering.started():
                 await server.run(given, steering.tasks)
                 await steering.end(hangs_after_sec)
@@ -287,9 +311,15 @@ class _Steering:
         """Let the script continue to its end when the task has ended. Raise its error."""
         scripted = self.tasks[0]
         while not scripted.done():
-            await self._clock.settle(hangs_after_sec)
-            if not scripted.done() and not self._clock.advance():
-                await asyncio.wait([scripted], timeout=hangs_after_sec)
+            settled = await self._clock.settle(hangs_after_sec)
+            if scripted.done() or self._clock.advance():
+                continue
+            await asyncio.wait([scripted], timeout=hangs_after_sec if settled else 0)
+            if not scripted.done():
+                raise TaskStuck(
+                    f"the script has not ended {hangs_after_sec:g} s after the task; wait for states with task.until, "
+                    "or pass a larger hangs_after_sec if it takes that long"
+                )
         scripted.result()
 
 

@@ -31,6 +31,8 @@ Events = list[tuple[str, str]]
 """What has happened, oldest first: the id of a node, and `begins` or `ends`, which an attempt does."""
 
 _COLUMNS = 100
+_MOST_LINES = 100
+_MOST_ERRORS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +185,10 @@ class GraphRun:
                 self._fail(f"node {second!r} began before node {first!r} had ended")
 
     def picture(self) -> str:
-        """Return the graph with the state of each node, as text, and the errors of the nodes that have failed."""
+        """Return the graph with the state of each node, as text, and the errors of the nodes that have failed.
+
+        Of a large graph, the nodes that have not finished come first.
+        """
         from flowkit.pictures.model import make_picture
         from flowkit.pictures.text import to_text
         from flowkit.reading.graphs import view_graph
@@ -191,10 +196,18 @@ class GraphRun:
 
         graph = self.document["graph"]
         view = read_document(self.document, {name: len(node.batches) for name, node in self.nodes.items()})
-        drawn = to_text(make_picture(view_graph(graph), {row.node_id: row for row in view.nodes}), _COLUMNS)
+        picture = make_picture(view_graph(graph), {row.node_id: row for row in view.nodes})
+        lines = to_text(picture, _COLUMNS).plain.rstrip().splitlines()
+        if len(lines) > _MOST_LINES:  # a list of layers, with a line for each node
+            finished = tuple(
+                f"  {box.heading} " for box in picture.boxes if box.status == NodeStatus.FINISHED
+            )
+            nodes = [line for line in lines[1:] if line.startswith("  ")]
+            lines = [lines[0], "", *sorted(nodes, key=lambda line: line.startswith(finished))]
         errors = [f"{name}: {node.error}" for name, node in self.nodes.items() if node.error]
         links = [f"Temporal's Web UI: {self.web_ui}"] if self.web_ui else []
-        return "\n".join([drawn.plain.rstrip(), *([""] if errors or links else []), *errors, *links])
+        shown = [*_take_first(lines, _MOST_LINES, "lines"), *([""] if errors or links else [])]
+        return "\n".join([*shown, *_take_first(errors, _MOST_ERRORS, "errors"), *links])
 
     def _assert_status(self, wanted: TaskStatus) -> None:
         __tracebackhide__ = True
@@ -205,6 +218,12 @@ class GraphRun:
     def _fail(self, problem: str) -> None:
         __tracebackhide__ = True
         raise AssertionError(f"{problem}\n\n{self.picture()}")
+
+
+def _take_first(lines: list[str], most: int, what: str) -> list[str]:
+    """Return so many lines, and how many others there are."""
+    left = len(lines) - most
+    return [*lines[:most], f"… and {left:,} more {what}"] if left > 0 else lines
 
 
 def _typed(stored: dict[str, Any], kind: Any) -> Any:

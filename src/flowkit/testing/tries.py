@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.results import Batch, BatchFailure
 from flowkit.activities.role_attempt import check_result
+from flowkit.adapters.metrics import UNSTORABLE, storable
 from flowkit.errors import ConfigError
 from flowkit.testing.context import handler_context
+from flowkit.text import printed
 
 if TYPE_CHECKING:
     from flowkit.activities.handlers import RoleHandler
@@ -24,7 +26,8 @@ async def try_item(handler: RoleHandler[Any, Any], item: Any, **context: Any) ->
     if types.is_source:
         raise ConfigError(f"{types.name} is a source, which receives no item: use try_produce")
     ctx = handler_context(**context)
-    batch = Batch(batch_uid="item", payload=types.item_payload(item))
+    payload = types.item_payload(item)
+    batch = Batch(batch_uid="item", payload={**payload, "meta": _stored("the item", payload["meta"])})
     try:
         with ctx.processing(batch):
             result = check_result(await _settle(handler.process_batch(batch, ctx)))
@@ -33,7 +36,8 @@ async def try_item(handler: RoleHandler[Any, Any], item: Any, **context: Any) ->
     if not result.success:
         code = {"reason_code": result.reason_code} if result.reason_code else {}
         raise BatchFailure(result.error or "", permanent=result.permanent, **code)
-    return types.read_result({"batch_uid": batch.batch_uid, "meta": result.metrics}, ctx)
+    stored = _stored("the result", result.metrics)
+    return types.read_result({"batch_uid": batch.batch_uid, "meta": stored}, ctx)
 
 
 async def try_source(handler: RoleHandler[Any, Any], given: Any, **context: Any) -> list[Any]:
@@ -56,10 +60,18 @@ async def try_source(handler: RoleHandler[Any, Any], given: Any, **context: Any)
                 raise BatchFailure(
                     types.describe_duplicate(items[batch.batch_uid], batch, ctx), permanent=True
                 )
-            items[batch.batch_uid] = batch.payload
+            items[batch.batch_uid] = _stored(f"the item {printed(batch.batch_uid)}", batch.payload)
     finally:
         await ctx.release()
     return [types.read_result({"batch_uid": uid, "meta": meta}, ctx) for uid, meta in items.items()]
+
+
+def _stored(what: str, meta: dict[str, Any]) -> dict[str, Any]:
+    """Return what a node stores for a `meta`. Raise BatchFailure if MongoDB cannot store it."""
+    try:
+        return storable(what, meta)[0]
+    except UNSTORABLE as error:
+        raise BatchFailure(str(error), reason_code=error.code, permanent=True) from None
 
 
 def _types_of(handler: RoleHandler[Any, Any]) -> TypedHandler:

@@ -32,6 +32,8 @@ _BOM: Final = "\ufeff"
 _LEVELS: Final = 3
 """Levels of nesting whose lines are known: enough for `graph.nodes[0]`."""
 
+_HIDDEN: Final = "(hidden)"
+
 _LIKE_YAML: Final = re.compile(r"\s*(#.*\n\s*)*(---|- |[A-Za-z_][\w-]*:(\s|$))")
 _IN_MESSAGE: Final = re.compile(r" at line (?P<line>\d+) column (?P<column>\d+)")
 _NODE: Final = re.compile(
@@ -141,6 +143,8 @@ class Document:
             return load_yaml(text, places)
         except YamlRefused as error:
             problem = error.problem if error.is_yaml else f"not YAML: {error.problem}"
+            if error.shown and _may_show_secret(text, error.offset):
+                problem = problem.replace(error.shown, _HIDDEN)
             raise self._error(problem, text, error.offset) from None
 
     def _error(self, problem: str, text: str, offset: int | None) -> ConfigError:
@@ -211,11 +215,29 @@ def _line_at(text: str, offset: int) -> str:
 
 
 def _may_show_secret(text: str, offset: int) -> bool:
-    """Return whether the line of an offset, or the one before it, looks like one with a secret."""
+    """Return whether the line of an offset, the one before it, or one that contains it looks like one with a secret."""
     start = text.rfind("\n", 0, max(0, text.rfind("\n", 0, offset))) + 1
     end = text.find("\n", offset)
-    lines = text[max(start, offset - 1_000) : offset + 1_000 if end < 0 else min(end, offset + 1_000)]
-    return bool(SECRET_KEY.search(lines) or SECRET_TEXT.search(lines))
+    near = text[max(start, offset - 1_000) : offset + 1_000 if end < 0 else min(end, offset + 1_000)]
+    lines = (near, *_outer_lines(text, offset))
+    return any(SECRET_KEY.search(each) or SECRET_TEXT.search(each) for each in lines)
+
+
+def _outer_lines(text: str, offset: int) -> Iterator[str]:
+    """Yield the lines above an offset that contain its line, as their smaller indentation says."""
+    inside = _indentation(_line_at(text, offset))
+    end = text.rfind("\n", 0, offset)
+    while end > 0 and inside > 0:
+        start = text.rfind("\n", 0, end) + 1
+        line, end = text[start : min(end, start + 1_000)], start - 1
+        if line.strip() and not line.lstrip().startswith("#") and _indentation(line) < inside:
+            inside = _indentation(line)
+            yield line
+
+
+def _indentation(line: str) -> int:
+    """Return how far a line is indented, in half spaces: a list may be as far indented as the key that holds it."""
+    return 2 * (len(line) - len(line.lstrip())) + line.lstrip().startswith("-")
 
 
 def _with_remedy(problem: str, remedy: str) -> ConfigError:

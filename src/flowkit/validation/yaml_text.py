@@ -84,8 +84,10 @@ _CONTEXTS: Final = {
 class YamlRefused(ValueError):
     """A text is not YAML, or has a value that FlowKit does not read, at an offset in the text."""
 
-    def __init__(self, problem: str, mark: Any, *, is_yaml: bool = True) -> None:
+    def __init__(self, problem: str, mark: Any, *, is_yaml: bool = True, shown: str = "") -> None:
         self.problem, self.is_yaml = problem, is_yaml
+        self.shown = shown
+        """The part of the problem that shows a value of the text; empty if it shows none."""
         self.offset: int = mark if isinstance(mark, int) else mark.index
         super().__init__(problem)
 
@@ -216,7 +218,7 @@ class _Composer:
     def _start(self, event: events.CollectionStartEvent) -> None:
         is_object = type(event) is events.MappingStartEvent
         if event.tag not in (None, "!", f"{_TAG}{'map' if is_object else 'seq'}"):
-            raise YamlRefused(_foreign_tag(event.tag), event.start_mark)
+            raise _foreign_tag(event.tag, event)
         frame = _Frame({} if is_object else [], event.anchor, self._values)
         self._add(frame.value, event, 1)
         self._frames.append(frame)
@@ -235,8 +237,9 @@ class _Composer:
     def _alias(self, event: events.AliasEvent) -> None:
         """Add a copy of what an alias stands for, so that a change of one does not change the other."""
         if event.anchor not in self._anchors:
-            problem = f"nothing before it has the anchor &{event.anchor}; add it, or put the text in quotes"
-            raise YamlRefused(problem, event.start_mark)
+            shown = f"&{event.anchor}"
+            problem = f"nothing before it has the anchor {shown}; add it, or put the text in quotes"
+            raise YamlRefused(problem, event.start_mark, shown=shown)
         if (held := self._anchors[event.anchor]) is None:
             raise YamlRefused("the value contains itself by this alias; remove it", event.start_mark)
         value, values, levels = held
@@ -312,11 +315,10 @@ class _Composer:
         if kind == "float" and type(value) is int:
             return float(value)
         if kind not in _KINDS:
-            raise YamlRefused(_foreign_tag(tag), event.start_mark)
+            raise _foreign_tag(tag, event)
         if type(value) is not _KINDS[kind]:
-            raise YamlRefused(
-                f"{printed(text)} is no {kind}; correct it, or remove the tag", event.start_mark
-            )
+            problem = f"{printed(text)} is no {kind}; correct it, or remove the tag"
+            raise YamlRefused(problem, event.start_mark, shown=printed(text))
         return value
 
     def _plain(self, text: str, event: events.ScalarEvent) -> Any:
@@ -336,15 +338,13 @@ class _Composer:
     def _float(self, text: str, event: events.ScalarEvent) -> Any:
         """Return the number, if the text is one, and otherwise the text."""
         if _NOT_FINITE.fullmatch(text):
-            raise YamlRefused(
-                f"JSON has no number {printed(text)}; use null, or put a text in quotes", event.start_mark
-            )
+            problem = f"JSON has no number {printed(text)}; use null, or put a text in quotes"
+            raise YamlRefused(problem, event.start_mark, shown=printed(text))
         if not _FLOAT.fullmatch(text):
             return text
         if isinf(number := float(text)):
-            raise YamlRefused(
-                f"{printed(text)} is beyond the range of numbers; put it in quotes", event.start_mark
-            )
+            problem = f"{printed(text)} is beyond the range of numbers; put it in quotes"
+            raise YamlRefused(problem, event.start_mark, shown=printed(text))
         return number
 
 
@@ -382,9 +382,12 @@ def _quoted(key: object, event: events.NodeEvent) -> str:
     return "keys are texts"
 
 
-def _foreign_tag(tag: str) -> str:
+def _foreign_tag(tag: str, event: events.NodeEvent) -> YamlRefused:
     remedy = "remove it" if tag.startswith(_TAG) else "put a text that begins with ! in quotes"
-    return f"the tag {printed(tag.replace(_TAG, '!!'))} is none of YAML's core schema; {remedy}"
+    shown = printed(tag.replace(_TAG, "!!"))
+    return YamlRefused(
+        f"the tag {shown} is none of YAML's core schema; {remedy}", event.start_mark, shown=shown
+    )
 
 
 def _too_deep() -> str:

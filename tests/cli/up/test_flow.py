@@ -104,6 +104,9 @@ MISTAKES = [
         "pipeline:tools is a flow without handlers; add them with flow.node",
     ),
     (["engine", "pipeline:count", "--check"], "pipeline:count is a handler, not a Flow"),
+    (["validate", "pipeline.py"], "'pipeline.py' names a Python file; name its module: pipeline:flow"),
+    (["graph", "./pipeline.py:tools"], "names a Python file; name its module: pipeline:tools"),
+    (["worker", "jobs/pipeline.py", "--check"], "names a Python file; name its module: jobs.pipeline:flow"),
 ]
 
 

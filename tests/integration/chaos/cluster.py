@@ -48,6 +48,7 @@ from tests.integration.chaos.faults import (
     Faults,
 )
 from tests.integration.chaos.plans import EXTERNAL_ROLES, TOUCH
+from tests.integration.chaos.typed import OF_PROCESSES, OF_WORKERS, VERSION_NAME
 from tests.integration.harness import ROOT
 from tests.temporal_cluster.services import HISTORY, MATCHING, TemporalCluster
 
@@ -65,7 +66,7 @@ T = TypeVar("T")
 OUTAGE_TIMEOUT_SEC = 120.0
 """Longest outage of a server in seconds; far above what a restart takes."""
 STOP_TIMEOUT_SEC = 20.0
-HANDLERS = "tests.integration.chaos.handlers"
+HANDLERS, TYPED = "tests.integration.chaos.handlers", "tests.integration.chaos.typed"
 ROLES_OF_WORKERS = (EXTERNAL_ROLES, EXTERNAL_ROLES[:1], EXTERNAL_ROLES[1:], EXTERNAL_ROLES)
 """Roles of the external workers, by number. Half of them serve several roles, so they drop commands (H2)."""
 SESSION_MS = 6_000
@@ -77,7 +78,7 @@ RESTART_SEC = 10.0
 
 
 class ManagedProcess:
-    """A process that starts again whenever it ends."""
+    """A process that starts again whenever it ends. Each start has another version of the typed handlers."""
 
     module: str = "flowkit"
     """What it runs, as `python -m` does."""
@@ -89,6 +90,7 @@ class ManagedProcess:
         self._log = folder / f"{name}.log"
         self._process: ForkedProcess | None = None
         self._back_at = 0.0
+        self._starts = 0
 
     @property
     def runs(self) -> bool:
@@ -107,10 +109,12 @@ class ManagedProcess:
         """
         if self.runs or time.monotonic() < self._back_at:
             return
+        self._starts += 1
+        environment = {**self.environment, VERSION_NAME: f"{self.name}.{self._starts}"}
         with self._log.open("ab") as log:
             file = log.fileno()
             self._process = fork_server().start(
-                self.arguments(), ROOT, self.environment, module=self.module, stdout=file, stderr=file
+                self.arguments(), ROOT, environment, module=self.module, stdout=file, stderr=file
             )
 
     def arguments(self) -> list[str]:
@@ -230,9 +234,7 @@ class Cluster:
         """Ports of the servers that a fault freezes."""
         engines = self._engines(folder)
         bridge = self._process(folder, "bridge", "bridge", "--config", str(self.config_file), *EXTERNAL_ROLES)
-        handlers = [f"{HANDLERS}:{name}" for name in ("READER", "BUILDER", "WRITER", "STAMPER")]
-        worker = ("worker", "--concurrency", "6", *handlers)
-        workers = [self._process(folder, f"worker-{n}", *worker) for n in range(WORKERS)]
+        workers = self._workers(folder)
         self.external = [self._external(folder, number) for number in range(EXTERNAL_WORKERS)]
         self.processes: list[ManagedProcess] = [*engines, bridge, *workers, *self.external]
         self.ends: dict[str, tuple[Sequence[ManagedProcess], Action]] = {
@@ -256,11 +258,28 @@ class Cluster:
 
     def _engines(self, folder: Path) -> list[ManagedProcess]:
         """Return the engines, which host the inline role and have the user function."""
-        options = ("--function", f"{TOUCH}={HANDLERS}:touch", "--role", f"{HANDLERS}:STAMPER")
+        inline = (f"{HANDLERS}:STAMPER", f"{TYPED}:printer")
+        options = (
+            "--function",
+            f"{TOUCH}={HANDLERS}:touch",
+            *(part for each in inline for part in ("--role", each)),
+        )
         command = ("engine", "--config", str(self.config_file), *options)
         engines = [self._process(folder, f"engine-{number}", *command) for number in range(ENGINES)]
         engines[0].environment["WORKER_TYPES"] = ",".join(EXTERNAL_ROLES)
         return engines
+
+    def _workers(self, folder: Path) -> list[ManagedProcess]:
+        """Return the workers. The last one runs batches in separate processes."""
+        untyped = [f"{HANDLERS}:{name}" for name in ("READER", "BUILDER", "WRITER", "STAMPER")]
+        handlers = [*untyped, *(f"{TYPED}:{name}" for name in OF_WORKERS)]
+        worker = ("worker", "--concurrency", "6")
+        workers = [self._process(folder, f"worker-{n}", *worker, *handlers) for n in range(WORKERS - 1)]
+        settings = folder / "processes.json"
+        settings.write_text(json.dumps({"executor": "process", "process_workers": 1}), encoding="utf-8")
+        processes = [f"{TYPED}:{name}" for name in OF_PROCESSES]
+        last = self._process(folder, "processes", *worker, "--config", str(settings), *processes)
+        return [*workers, last]
 
     def _external(self, folder: Path, number: int) -> ExternalProcess:
         options = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ENGINES, WORKERS, EXTERNAL_WORKERS = 2, 2, 4
+ENGINES, WORKERS, EXTERNAL_WORKERS = 2, 3, 4
 HISTORY_PROCESSES = 2
 LEASE_SEC = 4.0
 """Short, so that Temporal notices a loss soon."""

@@ -42,11 +42,13 @@ class Panic(BaseException):
 class Planned(RoleHandler):
     """A handler that follows the plan of its node."""
 
-    def __init__(self, role: str, pace: float = 1.0) -> None:
+    def __init__(self, role: str, pace: float = 1.0, *, behaves: bool = False) -> None:
         self.role = role
         self.inline = role == INLINE_ROLE
         self._pace = pace
         """Factor for all pauses; 0 disables them."""
+        self._behaves = behaves
+        """Whether it leaves its process alone."""
 
     async def load_input(self, input_ref: Any, input_inline: Any) -> Any:
         """Return the inline input, which names the node."""
@@ -61,13 +63,13 @@ class Planned(RoleHandler):
         """Copy the items of the batch, or fail as planned."""
         plan, seen = node_plan(ctx.node_id), ctx.kv.get("seen", 0)
         ctx.kv["seen"] = seen + 1
-        if seen == 0 and ctx.attempt_epoch == 1 and self._pace:
-            _misbehave(plan.mischief)
-        await asyncio.sleep(plan.pause * self._pace)
+        if seen == 0 and ctx.attempt_epoch == 1 and not self._behaves:
+            misbehave(plan.mischief)
+        await self._pause(ctx, plan.pause * self._pace)
         failure = plan.failure
         if failure and failure.at == seen and failure.applies_to(ctx.attempt_epoch):
             if failure.raises:
-                raise _error(failure)
+                raise error_of(failure)
             return BatchResult(
                 success=False, reason_code=failure.code, permanent=failure.permanent, error="planned"
             )
@@ -88,13 +90,16 @@ class Planned(RoleHandler):
         total = sum(sum(meta["items"]) for meta in metas)
         return FinalizeResult(metrics={"all_batches": len(metas), "all_items": total})
 
+    async def _pause(self, ctx: RunContext, seconds: float) -> None:
+        await ctx.clock.sleep_ms(seconds * 1000)
+
     async def _end(self, ctx: RunContext) -> None:
         """Pause, and fail as planned."""
         plan = node_plan(ctx.node_id)
-        await asyncio.sleep(plan.pause * self._pace)
+        await self._pause(ctx, plan.pause * self._pace)
         failure = plan.failure
         if failure and failure.at == FINAL and failure.applies_to(ctx.attempt_epoch):
-            raise _error(failure)
+            raise error_of(failure)
 
 
 def _metrics(items: list[int], source: str | None, ctx: RunContext) -> dict[str, Any]:
@@ -108,22 +113,27 @@ def _metrics(items: list[int], source: str | None, ctx: RunContext) -> dict[str,
     }
 
 
-def _error(failure: PlannedFailure) -> BaseException:
+def error_of(failure: PlannedFailure) -> BaseException:
     if failure.permanent:
         return ValueError("planned")
-    return _raised(failure.kind) or ConnectionError("planned")
+    return raised_as(failure.kind) or ConnectionError("planned")
 
 
-def _raised(kind: str) -> BaseException | None:
+def raised_as(kind: str) -> BaseException | None:
     return {EXIT: SystemExit(3), PANIC: Panic("planned")}.get(kind)
 
 
-def _misbehave(kind: str) -> None:
+def block(seconds: float) -> None:
+    """Keep this thread waiting."""
+    time.sleep(seconds)
+
+
+def misbehave(kind: str) -> None:
     """Block the event loop, fork a child that outlives the batch, or end the process."""
     if kind == BLOCK:
-        time.sleep(BLOCKED_SEC)
+        block(BLOCKED_SEC)
     elif kind == FORK and os.fork() == 0:
-        time.sleep(BLOCKED_SEC)
+        block(BLOCKED_SEC)
         os._exit(0)
     elif kind == DIE:
         os._exit(7)
@@ -145,6 +155,9 @@ class ExternalPlanned(Planned):
         """Return fixed metrics, or fail as planned."""
         await self._end(ctx)
         return FinalizeResult(metrics=dict(EXTERNAL_FINAL))
+
+    async def _pause(self, ctx: RunContext, seconds: float) -> None:
+        await asyncio.sleep(seconds)
 
 
 READER, BUILDER, WRITER, STAMPER = (Planned(role) for role in ROLES)
@@ -168,7 +181,7 @@ def touching(counted: Callable[[str], Awaitable[int]], pace: float = 1.0) -> Cal
         if times is None and permanent:
             raise AdapterError("planned")
         if times is None or calls <= times:
-            raise _raised(kind) or RuntimeError("planned")
+            raise raised_as(kind) or RuntimeError("planned")
 
     return touch
 

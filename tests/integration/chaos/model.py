@@ -267,7 +267,8 @@ def end_of_run(node: NodePlan, above: Mapping[str, NodeEnd]) -> NodeEnd:
     if node.failure.at == FINAL:
         return NodeEnd(status=FAILED, code=code, rows=rows, claims=claims, aside=node.aside)
     stored = dict(list(rows.items())[: node.failure.at])
-    return NodeEnd(status=FAILED, code=code, rows=stored, failed_uid=list(rows)[node.failure.at])
+    failed_uid = None if node.is_source else list(rows)[node.failure.at]
+    return NodeEnd(status=FAILED, code=code, rows=stored, failed_uid=failed_uid)
 
 
 def opens(fan_in: str, parents: Sequence[str]) -> bool:

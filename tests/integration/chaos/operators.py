@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT = timedelta(seconds=10)
 RERUN = "rerun"
-_ACTIONS = (4, 18)
+ACTIONS_OF_A_RUN = (4, 18)
 """Number of random actions that are sent to a run of a task. Then only what lets it end."""
 _PAUSE_SEC, _LAST_PAUSE_SEC = (0.05, 0.7), 2.0
 """Time between two random actions, and between those that let the task end."""
@@ -196,7 +196,7 @@ class Operator:
 
     def begin_run(self) -> None:
         """Send random actions to the task again, because it has started, or starts again."""
-        self._left = self._chance.randint(*_ACTIONS)
+        self._left = self._chance.randint(*ACTIONS_OF_A_RUN)
 
     @property
     def pause(self) -> float:

@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 INLINE_ROLE = "stamper"
 """A role whose attempts the engines run themselves, unless a node of it pulls or is slow."""
 ROLES = ("reader", "builder", "writer", INLINE_ROLE)
+"""Roles without types."""
+LISTER, FEEDER, PRINTER = "lister", "feeder", "printer"
+"""Typed sources: a class, a function, and a function that the engines run themselves."""
+COUNTER, CRUNCHER, MEASURER, COLLECTOR = "counter", "cruncher", "measurer", "collector"
+"""Typed roles for batches: a class, a class whose batches separate processes run, a function of lists, and a function
+of all batches, which stores them as they are.
+"""
+INLINE_ROLES = (INLINE_ROLE, PRINTER)
+SOURCE_ROLES = (LISTER, FEEDER, PRINTER)
+TYPED_ROLES = (*SOURCE_ROLES, COUNTER, CRUNCHER, MEASURER, COLLECTOR)
+TYPED_SHARE = 0.6
+"""Share of the native and inline nodes that typed handlers run."""
 EXTERNAL_ROLES = ("indexer", "enricher")
 TOUCH = "touch"
 """Name of the user function."""
@@ -35,6 +47,7 @@ RAISED = ("", EXIT, PANIC)
 """What handlers and functions raise: EXIT, PANIC, or an Exception."""
 HOLD_SEC = 5.0
 """How long a failure is held."""
+JSON, READ, BUILT = "json", "read", "built"
 APPROVAL, DELAY = "approval", "delay"
 """Types of nodes that no worker runs."""
 
@@ -146,6 +159,11 @@ class NodePlan:
     prerequisites: tuple[str, ...] = ()
 
     @property
+    def is_source(self) -> bool:
+        """Whether a typed handler yields the results of the node, so that no batch of it can fail."""
+        return self.role in SOURCE_ROLES
+
+    @property
     def needs_all_sources(self) -> bool:
         """Whether the node reads all batches only if its sources have ended before: its `finalize` always fails."""
         failure = self.failure
@@ -224,6 +242,8 @@ class TaskPlan:
     """Whether random actions are sent to the task, so that only these say how it ends (see `ledger`)."""
     on_failure: str = ""
     """The value of `on_node_failure` if the task does not continue; empty for the default."""
+    written: str = JSON
+    """How the graph is written: as JSON, as JSON that a Flow reads, or by the methods of a Flow."""
 
     def as_graph(self) -> dict[str, Any]:
         """Return the graph as a user writes it."""
@@ -281,7 +301,7 @@ class Drawing:
     @property
     def _mostly_inline(self) -> bool:
         """Whether the task is one of many inline nodes, which run inline while no ordinary node becomes ready."""
-        return bool(self._above) and self._above[0].role == INLINE_ROLE
+        return bool(self._above) and self._above[0].role in INLINE_ROLES
 
     def _sources(self) -> list[str]:
         sources: list[str] = []
@@ -484,3 +504,30 @@ def _after_sources(plan: NodePlan) -> NodePlan:
     attempt has failed, and nothing reads the rest.
     """
     return replace(plan, parents=plan.sources, fan_in="all") if plan.needs_all_sources else plan
+
+
+def as_typed(plan: NodePlan) -> NodePlan:
+    """Return the node as one that a typed handler runs, in most cases in which there is one for it."""
+    chance = random.Random(f"{plan.node_id} typed")
+    if plan.role not in ROLES or chance.random() > TYPED_SHARE or (roles := _typed_roles(plan)) == ():
+        return plan
+    role = chance.choice(roles)
+    failure = plan.failure
+    if role in {CRUNCHER, COLLECTOR}:
+        # A batch in a process does not count those before it, and a collector has only an end.
+        at_end = None if failure is None or failure.at != FINAL else failure
+        return replace(plan, role=role, failure=at_end, mischief="")
+    if role in SOURCE_ROLES and failure is not None and failure.at != FINAL and not plan.batches:
+        return plan
+    return replace(plan, role=role)
+
+
+def _typed_roles(plan: NodePlan) -> tuple[str, ...]:
+    """Return the typed roles that can do the work of a node."""
+    if plan.mapped or plan.chunk:
+        return () if plan.role == INLINE_ROLE else (MEASURER,)
+    if plan.sources:
+        return (COUNTER, COUNTER, CRUNCHER, COLLECTOR)
+    if plan.role == INLINE_ROLE:
+        return () if plan.aside else (PRINTER,)
+    return (COUNTER,) if plan.aside else (LISTER, FEEDER, COUNTER)

@@ -30,9 +30,12 @@ from flowkit.errors import ActionRejected, FlowKitError, UnknownTask
 from flowkit.graph.validation import normalized
 from tests.integration.chaos.cluster import after_delay, periodically, retry_until_available, until
 from tests.integration.chaos.conditions import ERROR
+from tests.integration.chaos.contracts import announced
+from tests.integration.chaos.flows import flow_of
 from tests.integration.chaos.histories import replayed
 from tests.integration.chaos.operated_verify import OperatedComparison
 from tests.integration.chaos.operators import Operator
+from tests.integration.chaos.plans import JSON, TYPED_ROLES
 from tests.integration.chaos.signals import send, stray_batches
 from tests.integration.chaos.tasks import task_plan
 from tests.integration.chaos.verify import Comparison, read_stored
@@ -85,6 +88,12 @@ class Figures:
     signals: int = 0
     """Repeated and wrong signals."""
     histories: int = 0
+    roles: Counter[str] = field(default_factory=Counter)
+    """Nodes that have run on typed handlers, by role."""
+    written: Counter[str] = field(default_factory=Counter)
+    """Tasks by how their graph was written."""
+    versions: int = 0
+    """Different contracts of typed roles that processes have announced."""
     inline: Counter[str] = field(default_factory=Counter)
     """Inline attempts, and those of them that fell back."""
     worker_lost: list[str] = field(default_factory=list)
@@ -100,6 +109,7 @@ class Figures:
         return (
             f"seed {self.seed}: {self.tasks} tasks{given_up} ({listed(self.statuses)}), {self.nodes} nodes, "
             f"{self.attempts} attempts ({self.interrupted} again after a fault or a fallback), "
+            f"typed nodes: {listed(self.roles)}; graphs: {listed(self.written)}; {self.versions} contracts; "
             f"{inline}{self.batches} batches, {self.increments} increments; "
             f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; "
             f"pauses: {listed(self.pauses)}; retried nodes: {listed(self.retries)}; "
@@ -195,10 +205,7 @@ class Run:
             would run again.
             """
             if not await self._is_there(plan.task_id):
-                begun = plan.cut(plan.first) if plan.first else plan
-                await self.harness.coordinator.create_task(
-                    params={}, graph=begun.as_graph(), task_id=plan.task_id
-                )
+                await self._submit(plan.cut(plan.first) if plan.first else plan)
 
         self.plans[plan.task_id] = plan
         await retry_until_available(create)
@@ -212,6 +219,13 @@ class Run:
         elif plan.first:
             grow = after_delay(self._chance.uniform(0.0, 2.0), lambda: self._grow(plan))
             self._later.append(asyncio.create_task(grow))
+
+    async def _submit(self, plan: TaskPlan) -> None:
+        coordinator = self.harness.coordinator
+        if plan.written == JSON:
+            await coordinator.create_task(params={}, graph=plan.as_graph(), task_id=plan.task_id)
+        else:
+            await flow_of(plan).submit(coordinator, task_id=plan.task_id)
 
     async def _operator(self, plan: TaskPlan) -> Operator:
         chance = random.Random(f"{self.figures.seed}-{plan.task_id}-actions")
@@ -451,6 +465,8 @@ class Run:
         ids = await self.harness.db.tasks.distinct("id")
         if unknown := set(ids) - self.plans.keys():
             self.problems.append(f"documents that belong to no task of this run: {unknown}")
+        self.figures.versions, wrong = await announced(self.harness.db)
+        self.problems += wrong
         client = await self.harness.client()
         found = await replayed(client, sorted(self.plans))
         self.figures.histories, self.figures.inline = found.histories, found.inline
@@ -476,6 +492,12 @@ class Run:
         plan = plan.cut(size) if plan.first == size else plan
         comparison, figures = self._comparison(plan, found), self.figures
         figures.tasks += 1
+        figures.written[plan.written] += 1
+        figures.roles.update(
+            node.role
+            for node in plan.nodes
+            if node.role in TYPED_ROLES and comparison.entries.get(node.node_id, {}).get("attempt_epoch")
+        )
         figures.nodes += len(plan.nodes)
         figures.statuses[comparison.status] += 1
         figures.batches += sum(row["status"] == "partial" for row in found.artifacts)

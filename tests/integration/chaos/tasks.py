@@ -17,7 +17,7 @@ from flowkit.graph.validation import parse_graph
 from tests.integration.chaos.conditions import ERROR
 from tests.integration.chaos.gates import first_predictable, with_conditions, with_streams
 from tests.integration.chaos.operated import NativeOperatedDrawing, OperatedDrawing, with_gates, with_policy
-from tests.integration.chaos.plans import TAILS, Drawing, MixedDrawing, TaskPlan
+from tests.integration.chaos.plans import BUILT, JSON, READ, TAILS, Drawing, MixedDrawing, TaskPlan, as_typed
 from tests.integration.chaos.routes import with_routes
 
 if TYPE_CHECKING:
@@ -39,7 +39,14 @@ def task_plan(seed: int, number: int) -> TaskPlan:
     if random.Random(f"{seed}-{number}-operated").random() < _OPERATED_SHARE:
         plan = operated_task(seed, number)
     chance = random.Random(f"{seed}-{number}-growth")
-    return growing(plan, chance) if chance.random() < _GROWING_SHARE else plan
+    return written(growing(plan, chance) if chance.random() < _GROWING_SHARE else plan)
+
+
+def written(plan: TaskPlan) -> TaskPlan:
+    """Return a task whose graph is written in any way. Programs create nodes after their parents."""
+    way = random.Random(f"{plan.task_id} written").choice([JSON, READ, BUILT])
+    order = tuple(range(len(plan.nodes))) if way == BUILT else plan.order
+    return replace(plan, written=way, order=order)
 
 
 def operated_task(seed: int, number: int) -> TaskPlan:
@@ -84,7 +91,7 @@ def drawn_task(seed: int, number: int, drawing: type[Drawing]) -> TaskPlan:
     for place in range(chance.randint(drawing.fewest_nodes, drawing.most_nodes)):
         key = f"n{place}"
         node_id = f"{drawing.letter}{seed}t{number}{key}{chance.choice(TAILS)}"
-        nodes.append(drawing(chance, node_id, key, nodes, sizes).node())
+        nodes.append(as_typed(drawing(chance, node_id, key, nodes, sizes).node()))
     operated = issubclass(drawing, OperatedDrawing)
     gates = random.Random(f"{seed}-{number}-gates")
     return TaskPlan(

@@ -12,11 +12,12 @@ from tests.integration.chaos.model import (
     FINISHED,
     SKIPPED,
     NodeEnd,
+    Row,
     TaskEnd,
     task_end,
     variables,
 )
-from tests.integration.chaos.plans import TOUCH
+from tests.integration.chaos.plans import COLLECTOR, TOUCH
 from tests.integration.chaos.routes import CONDITION, ROUTING, UPSTREAM_FAILED
 
 if TYPE_CHECKING:
@@ -258,6 +259,9 @@ class Comparison:
         uid, writer = row["batch_uid"], held.get("written_by", {})
         if (expected := end.rows.get(uid)) is None:
             return
+        if node.role == COLLECTOR:
+            yield from self._collected(node, uid, expected, held)
+            return
         if (held["items"], held["origin"]) != (list(expected.items), expected.origin):
             yield f"batch {uid!r} holds {held['items']} of {held['origin']}, not {expected}"
         if held["total"] != sum(expected.items) or held["n"] != 1:
@@ -270,6 +274,12 @@ class Comparison:
         }
         if writer != expected_writer and not self._is_unconfirmed(node, row, writer):
             yield f"batch {uid!r} of epoch {row['attempt_epoch']} holds what was written by {writer}"
+
+    def _collected(self, node: NodePlan, uid: str, expected: Row, held: Fields) -> Iterator[str]:
+        """Yield a batch of a collector that is not the one of its source."""
+        if held["items"] != list(expected.items):
+            yield f"batch {uid!r} holds {held['items']}, not {expected}"
+        yield from self._read(node, uid, {"read": held["written_by"] or None, "origin": expected.origin})
 
     def _read(self, node: NodePlan, uid: str, held: Fields) -> Iterator[str]:
         """Yield a batch that was made of a batch that its source does not hold any more."""

@@ -15,7 +15,7 @@ import typer
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.json_files import read_task
-from flowkit.cli.loading import is_flow_name, module_exists
+from flowkit.cli.loading import is_flow_name, is_python_file, module_exists
 from flowkit.cli.options import AnyQueue, Where, with_options
 from flowkit.errors import ConfigError, UnknownTask
 from flowkit.pictures.formats import SUFFIXES, Format, draw
@@ -116,7 +116,7 @@ def _is_task(source: str) -> bool:
     """Return whether an argument is the id of a task: no file, no name of a JSON or YAML file, and no flow."""
     if source == "-" or source.lower().endswith(VALUE_SUFFIXES) or os.path.isfile(source):
         return False
-    return not (is_flow_name(source) and module_exists(source))
+    return not is_python_file(source) and not (is_flow_name(source) and module_exists(source))
 
 
 def _read_file(path: str) -> Picture:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
@@ -39,6 +39,10 @@ class Alarm:
     def __init__(self, call: Callable[[], object]) -> None:
         self.call = call
         self.cancelled = False
+
+
+_LOOK_AGAIN_SEC = 0.01
+"""How soon a party that looks for something new looks again after a change."""
 
 
 class VirtualClock:
@@ -114,20 +118,20 @@ class VirtualClock:
             self.note_change()
 
     @contextmanager
-    def polling(self) -> Iterator[None]:
+    def polling(self) -> Iterator[float | None]:
         """Let time pass during the block if the present party has looked for something new before, and found nothing.
 
-        A change of anything lets it look again first.
+        A change of anything lets it look again first. It yields how soon, in real seconds; None if nothing has changed.
         """
         party = _party.get()
         if party is None:
-            yield
+            yield None
             return
         has_looked, party.looked_at = party.looked_at == self._changes, self._changes
         party.waits += has_looked
         self._changed.set()
         try:
-            yield
+            yield None if has_looked else _LOOK_AGAIN_SEC
         finally:
             party.waits -= has_looked
 
@@ -159,6 +163,15 @@ class VirtualClock:
             else:
                 calm = 0 if self.working else calm + 1
         return True
+
+    async def news(self, longest_sec: float | None) -> bool:
+        """Return True when something has happened that others may notice, False after so many real seconds without."""
+        seen = self._changes
+        with suppress(TimeoutError):
+            async with asyncio.timeout(longest_sec):
+                while self._changes == seen:
+                    await self.changed()
+        return self._changes != seen
 
     async def changed(self) -> None:
         """Return when something has happened."""

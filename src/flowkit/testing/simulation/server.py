@@ -14,9 +14,10 @@ from temporalio.exceptions import ApplicationError
 
 from flowkit import reason_codes
 from flowkit.attempt.failures import failed_attempt, timed_out
-from flowkit.models import AttemptInput, temporal_names
+from flowkit.models import AttemptInput, NodeStatus, temporal_names
 from flowkit.testing.executors import RUN
 from flowkit.testing.simulation import messages
+from flowkit.text import names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
 
 _TRY_CANCEL = 0
 """Temporal's value for: the workflow does not wait until the activity has stopped."""
+
+
+_IDLE_SEC = 10.0
+"""Real seconds in which attempts that wait for each other have long found out what others have done."""
+
+
+_LAST_SEC = 0.5
+"""Real seconds in which the end of an attempt that has blocked the event loop is noticed."""
 
 
 class TaskStuck(Exception):
@@ -72,17 +81,20 @@ class TaskServer:
         clock: VirtualClock,
         *,
         hangs_after_sec: float,
+        waits_for_work: bool,
         scheduled_at: datetime | None = None,
     ) -> None:
         """Prepare the workflow.
 
         Time does not wait longer than `hangs_after_sec` real seconds for attempts that neither end nor wait for it.
+        If nothing else is left, the task is stuck, unless it `waits_for_work` without a limit.
         """
         self.task_id = task_id
         self._scheduled_at = scheduled_at
         self.clock = clock
         self._executors = executors
         self._hangs_after_sec = hangs_after_sec
+        self._waits_for_work = waits_for_work
         self.observe: Callable[[], None] = lambda: None
         """Called whenever the workflow has run."""
         self._jobs: list[Any] = []
@@ -137,10 +149,12 @@ class TaskServer:
         """
         if self._jobs or self._unsent or self.clock.advance():
             return
-        if self._run.running or not settled:
-            await self.clock.changed()
-            return
-        raise TaskStuck(describe_waits(self.view()))
+        if settled and not self._run.running:
+            raise TaskStuck(describe_waits(self.view()))
+        longest = _IDLE_SEC if settled else None if self._waits_for_work else _LAST_SEC
+        if not await self.clock.news(longest):
+            hanging = describe_work(self.clock.working, self._hangs_after_sec)
+            raise TaskStuck(describe_waits(self.view()) if settled else hanging)
 
     async def _stop(self) -> None:
         """End what still runs, and let those who wait for a result of an action have an error."""
@@ -342,11 +356,19 @@ def _error_of(task: asyncio.Future[Any]) -> BaseException | None:
 def describe_waits(view: Mapping[str, Any]) -> str:
     """Return why a task waits forever, and what a test can do about it. `view` is its status."""
     waits = [
-        f"node {node['node_id']!r} waits for {node['waits_for']}"
+        f"node {node['node_id']!r} waits for {node.get('waits_for') or 'others'}"
         for node in view["nodes"]
-        if node.get("waits_for")
+        if node.get("waits_for") or node["status"] == NodeStatus.RUNNING
     ]
     return (
         f"the task waits for something that does not happen by itself: {'; '.join(waits) or 'nothing is left to run'}. "
         "Decide approvals with decide={...}, satisfy prerequisites with satisfied=[...], or act in a script"
+    )
+
+
+def describe_work(working: Sequence[str], seconds: float) -> str:
+    """Return that these have neither ended nor waited for the clock for so many real seconds, and what helps."""
+    return (
+        f"nothing has happened for {seconds:g} s: {names(working)} neither ended nor waited on the clock, and no time "
+        "limit ends the wait. Give the node a timeout_sec, or pass a larger hangs_after_sec if it takes that long"
     )
