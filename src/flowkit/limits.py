@@ -66,6 +66,9 @@ CONDITION_CHARS = 2_000
 CONDITIONS_BYTES = 512_000
 """Largest text of all expressions of a graph together, in bytes of UTF-8. Equal expressions count once."""
 
+SCHEDULE_EXPRESSIONS = 100
+"""Largest number of expressions in the params of a schedule."""
+
 CONDITION_VALUES_BYTES = 1_000_000
 """Largest values that one condition reads, together."""
 

@@ -15,6 +15,7 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import ResetStickyTaskQueueRequest
 from temporalio.client import WorkflowFailureError
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import Coordinator, CoordinatorConfig, WorkerConfig
 from flowkit.connection import connect
@@ -155,7 +156,11 @@ class Harness:
         async for each in client.list_workflows(query):
             execution = WorkflowExecution(workflow_id=each.id, run_id=each.run_id)
             request = ResetStickyTaskQueueRequest(namespace=client.namespace, execution=execution)
-            await client.workflow_service.reset_sticky_task_queue(request)
+            try:
+                await client.workflow_service.reset_sticky_task_queue(request)
+            except RPCError as error:
+                if error.status is not RPCStatusCode.NOT_FOUND:  # it has ended since it was listed
+                    raise
 
     def config_json(self) -> str:
         """Return the engine settings of this harness as JSON text."""

@@ -172,11 +172,16 @@ async def test_tasks_that_an_engine_refuses_are_shown_with_the_reason(harness: H
     await harness.engine()
     name, schedules = new_name(), await harness.coordinator.schedules()
     function = {"nodes": [{"node_id": "a", "type": "coordinator_fn", "io": {"fn": "missing.one"}}]}
-    await schedules.create(name, graph=function, cron="0 2 * * *")
+    await schedules.create(name, graph=function, cron="0 2 * * *", pause_on_failure=True)
     assert await schedules.trigger(name) is not None
     view = await ended_runs(schedules, name, 1)
     assert (view.runs[0].status, view.runs[0].code) == ("failed", "invalid_graph")
     assert "missing.one" in (view.problem or "")
+
+    async def paused() -> bool:
+        return (await schedules.show(name)).paused
+
+    await eventually(paused)
     await schedules.delete(name)
 
 
@@ -196,7 +201,9 @@ SPRING_AND_AUTUMN = [
 ]
 
 
-async def test_nominal_times_around_a_change_of_the_clocks(harness: Harness) -> None:
+async def test_nominal_times_around_a_change_of_the_clocks_for_a_paused_schedule(
+    harness: Harness,
+) -> None:
     schedules = await harness.coordinator.schedules()
     name = new_name()
     found = []
@@ -207,6 +214,10 @@ async def test_nominal_times_around_a_change_of_the_clocks(harness: Harness) -> 
         start = datetime.fromisoformat(f"{day}T00:00:00+00:00") - timedelta(hours=12)
         times = await schedules.times(name, start, start + timedelta(days=3, hours=4))
         found.append((zone, cron, day, ", ".join(f"{at:%m-%d %H:%M}" for at in times)))
+    assert (await schedules.show(name)).paused
+    await schedules.resume(name, note="again")
+    view = await schedules.show(name)
+    assert (view.paused, view.note, view.started) == (False, "again", 0)
     await schedules.delete(name)
     assert found == SPRING_AND_AUTUMN
 

@@ -9,6 +9,7 @@ import pytest
 
 from flowkit.errors import GraphError
 from flowkit.graph.scheduled import evaluate_params, format_nominal, parse_nominal
+from flowkit.limits import CONDITION_CHARS, SCHEDULE_EXPRESSIONS
 from flowkit.testing import handler_context, run_graph
 from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
 
@@ -63,6 +64,16 @@ def test_invalid_params_of_a_schedule_name_the_param_and_the_remedy(text: str, p
     with pytest.raises(GraphError) as caught:
         evaluate_params({"x": cel(text)}, TEXT)
     assert problem in str(caught.value)
+
+
+def test_params_of_a_schedule_hold_a_bounded_number_of_short_expressions() -> None:
+    many = {str(number): cel("task.scheduled_at") for number in range(SCHEDULE_EXPRESSIONS + 1)}
+    with pytest.raises(GraphError, match="hold 101 expressions, more than 100; pass task.scheduled_at once"):
+        evaluate_params(many, TEXT)
+    with pytest.raises(
+        GraphError, match=r"params.x: the expression has [\d,]+ characters; it must have 1 to"
+    ):
+        evaluate_params({"x": cel("1+" * CONDITION_CHARS + "1")}, TEXT)
 
 
 class Report(RoleHandler):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from flowkit import limits
 from flowkit.errors import BadCondition, GraphError
 from flowkit.graph import cel
 from flowkit.graph.conditions import SCHEDULED_AT, task_problem
@@ -35,6 +36,9 @@ def evaluate_params(params: dict[str, Any], scheduled_at: str) -> dict[str, Any]
     expressions = tuple(find(params, "params"))
     if not expressions:
         return params
+    if len(expressions) > limits.SCHEDULE_EXPRESSIONS:
+        problem = f"params of a schedule hold {len(expressions):,} expressions, more than {limits.SCHEDULE_EXPRESSIONS}"
+        raise GraphError([f"{problem}; pass task.scheduled_at once, and compute the rest in a handler"])
     if problems := [problem for each in expressions if (problem := _problem(each))]:
         raise GraphError(problems)
     values = {**{root: {} for root in cel.ROOTS}, cel.TASK: {SCHEDULED_AT: scheduled_at}}
@@ -60,6 +64,8 @@ def dump_with_expressions(
 def _problem(expression: Found) -> str | None:
     """Return why the params of a schedule cannot contain an expression."""
     path, text = expression
+    if len(text) > limits.CONDITION_CHARS:
+        return f"{path}: the expression has {len(text):,} characters; it must have 1 to {limits.CONDITION_CHARS:,}"
     try:
         compiled = cel.compile_value(text)
     except BadCondition as error:
