@@ -224,8 +224,9 @@ class TaskActivities:
     async def _open(self, opening: OpenTask, namespace_id: str) -> Opened:
         if opening.stored is not None:
             opening = await self._stored.load_graph(opening, opening.stored)
+        given, opening = opening.params, await _evaluate_params(opening)
         try:
-            return await self._open_valid(opening, namespace_id)
+            return await self._open_valid(opening, given, namespace_id)
         except GraphError as error:
             await self._close_rejected(opening, namespace_id, error)
             raise
@@ -233,20 +234,25 @@ class TaskActivities:
     async def _close_rejected(self, opening: OpenTask, namespace_id: str, error: GraphError) -> None:
         """Close the document of a task with a rejected graph. Wait a moment for a client that is about to write it.
 
-        The sweep closes a document that comes later, or that cannot be closed now.
+        The sweep closes a document that comes later, or that cannot be closed now. No client writes that of a task of a
+        schedule: it is written here, so that lists and the page show the task.
         """
         reason = _format_rejection(error)
         with suppress(FlowKitError):
+            if opening.scheduled_at is not None and opening.rerun is None:
+                await self._tasks.insert_opening(
+                    opening, namespace_id=namespace_id, database_id=await self._tasks.database_id()
+                )
             for pause_sec in _DOCUMENT_PAUSES_SEC:
                 await asyncio.sleep(pause_sec)
                 if await self._tasks.reject_task(opening, reason, namespace_id=namespace_id):
                     return
 
-    async def _open_valid(self, opening: OpenTask, namespace_id: str) -> Opened:
-        given, opening = opening, await _evaluate_params(opening)
+    async def _open_valid(self, opening: OpenTask, given: dict[str, Any], namespace_id: str) -> Opened:
+        """Open a task whose params were `given`, with the expressions of a schedule."""
         stored = await self._own_copy(opening, namespace_id)
         opened = await self._take_over(opening, namespace_id)
-        changed = opening.params if stored is None and opening.params is not given.params else None
+        changed = opening.params if stored is None and opening.params is not given else None
         size = estimate_bytes(opening.params, opening.graph)
         return replace(opened, document_bytes=size, params=changed, stored=stored)
 

@@ -38,9 +38,9 @@ class Purge:
             "part": 0,
             "created_at": {"$lt": moment(before)},
             "namespace_id": {"$in": [namespace_id, ""]},
+            "schedule_id": None,
         }
-        self._of_schedules: Fields = {**self._unused, "schedule_id": {"$ne": None}}
-        self._unused["schedule_id"] = None
+        self._before: Fields = {key: self._unused[key] for key in ("created_at", "namespace_id")}
         self._ended: Fields = {
             "status": {"$in": list(statuses)},
             "finished_at": {"$lt": moment(before)},
@@ -76,21 +76,25 @@ class Purge:
     @translate_errors
     async def schedules(self) -> list[str]:
         """Return the schedules that have stored a graph before the given time. It is used while they exist."""
-        found = self._db.stored_graphs.find(self._of_schedules, {"schedule_id": 1})
+        of_schedules = {**self._before, "part": 0, "schedule_id": {"$ne": None}}
+        found = self._db.stored_graphs.find(of_schedules, {"schedule_id": 1})
         return sorted({row["schedule_id"] async for row in found})
 
     @translate_errors
     async def count_graphs(self, schedule_ids: Sequence[str]) -> int:
-        """Return the number of rows with graphs of these schedules."""
-        found: int = await self._db.stored_graphs.count_documents(
-            {"schedule_id": {"$in": list(schedule_ids)}}
-        )
+        """Return the number of rows with graphs that these schedules have stored before the given time."""
+        stored = {**self._before, "schedule_id": {"$in": list(schedule_ids)}}
+        found: int = await self._db.stored_graphs.count_documents(stored)
         return found
 
     @translate_errors
     async def remove_graphs(self, schedule_ids: Sequence[str]) -> int:
-        """Delete the graphs of these schedules, and return the number of rows."""
-        gone = await self._db.stored_graphs.delete_many({"schedule_id": {"$in": list(schedule_ids)}})
+        """Delete what `count_graphs` counts, and return the number of rows.
+
+        A schedule that is created again meanwhile has stored its graph now.
+        """
+        stored = {**self._before, "schedule_id": {"$in": list(schedule_ids)}}
+        gone = await self._db.stored_graphs.delete_many(stored)
         removed: int = gone.deleted_count
         return removed
 

@@ -52,9 +52,10 @@ class StoredGraphs:
     ) -> StoredGraph:
         """Store the content of `pack_task` for a task or, with `schedule_id`, for all tasks of a schedule.
 
-        Storing equal content again for the same owner changes nothing.
+        Storing equal content again for the same owner changes only its time, so that `flowkit purge` takes it as new.
+        A schedule of the same name in another namespace of Temporal has its own rows.
         """
-        digest = hashlib.sha256(content).hexdigest()
+        digest = hashlib.sha256(content + (namespace_id.encode() if schedule_id else b"")).hexdigest()
         offsets = range(0, len(content), STORED_PART_BYTES)
         for part, offset in enumerate(offsets):
             row = {
@@ -63,10 +64,10 @@ class StoredGraphs:
                 "part": part,
                 "data": content[offset : offset + STORED_PART_BYTES],
                 "namespace_id": namespace_id,
-                "created_at": datetime.now(UTC),
             }
             key = {"_id": _row_id(_owner(task_id, schedule_id), digest, part)}
-            await self._rows.update_one(key, {"$setOnInsert": row}, upsert=True)
+            update = {"$setOnInsert": row, "$set": {"created_at": datetime.now(UTC)}}
+            await self._rows.update_one(key, update, upsert=True)
         return StoredGraph(
             graph_id=digest,
             parts=len(offsets),

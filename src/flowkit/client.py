@@ -414,17 +414,14 @@ class TaskClient:
         given, _ = await self._convert(task_id, evaluated, graph, None)
         return await self._checked_input(task_id, {**given, "params": raw}, schedule_id=name)
 
-    async def read_scheduled(self, name: str, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the graph and params in the input of the tasks of a schedule."""
+    async def read_scheduled(self, name: str, given: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the graph and params in the input of the tasks of a schedule; None if MongoDB has lost them."""
         if not is_stored(given):
             return {"params": given.get("params") or {}, "graph": given.get("graph") or {}}
         stored, graphs = stored_in(given), StoredGraphs(self._tasks.database)
         parts = [await graphs.part(name, stored, part) for part in range(stored.parts)]
         if None in parts:
-            raise ConfigError(
-                f"the graph of schedule {name!r} is not in the collection stored_graphs of this database; update the "
-                "schedule with its graph"
-            )
+            return None
         return await asyncio.to_thread(unpack_task, b"".join(part for part in parts if part is not None))
 
     async def submit_task(

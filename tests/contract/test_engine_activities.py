@@ -198,6 +198,15 @@ async def test_document_of_a_rejected_task_is_closed_with_the_reason(db: Any, *,
     assert await stored_statuses(db) == ["skipped"]
 
 
+async def test_rejected_task_of_a_schedule_has_a_document_with_the_reason_and_its_values(db: Any) -> None:
+    params = {"at": {"$cel": "task.scheduled_at"}}
+    due = replace(unknown_function(), params=params, scheduled_at="2026-11-26T02:00:00Z")
+    error = await refused(engine(TaskStore(db)).open_task, due)
+    document = await stored(db)
+    assert (document["status"], document["reason"]) == ("failed", f"invalid_graph: {error.message}")
+    assert (document["scheduled_at"], document["params"]) == (due.scheduled_at, {"at": due.scheduled_at})
+
+
 @pytest.mark.parametrize(
     "other",
     [

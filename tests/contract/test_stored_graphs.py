@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.contract.builders import TASK, engine_activities, graph, opening
 from tests.contract.builders import stored as document
 
 from flowkit.adapters.tasks import stored_graphs
+from flowkit.adapters.tasks.purge import Purge
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.models import Opened, OpenTask, ReadStoredGraph, StoredGraph
 
@@ -91,3 +93,38 @@ async def test_engine_rejects_a_large_graph_with_its_own_external_role(
     role = given.graph["nodes"][0]["type"]
     with pytest.raises(ApplicationError, match=f"external role '{role}'"):
         await ActivityEnvironment().run(engine_activities(tasks, external_roles=(role,)).open_task, given)
+
+
+async def put_of_schedule(tasks: TaskStore, namespace_id: str = "ns-1") -> StoredGraph:
+    """Store the graph of the schedule `nightly`."""
+    content = pack_task({"graph": graph("a"), "params": {}})
+    ids = {"namespace_id": namespace_id, "database_id": await tasks.database_id(), "schedule_id": "nightly"}
+    return await StoredGraphs(tasks.database).put("", content, **ids)
+
+
+def purge_of(tasks: TaskStore, before: datetime) -> Purge:
+    """Return a purge of the namespace `ns-1`."""
+    return Purge(tasks.database, before=before.timestamp(), statuses=["finished"], namespace_id="ns-1")
+
+
+async def test_purge_leaves_the_graph_of_a_schedule_of_the_same_name_in_another_namespace(
+    tasks: TaskStore,
+) -> None:
+    own, other = await put_of_schedule(tasks), await put_of_schedule(tasks, "ns-2")
+    purge = purge_of(tasks, datetime.now(UTC) + timedelta(minutes=1))
+    assert await purge.schedules() == ["nightly"]
+    assert (await purge.count_graphs(["nightly"]), await purge.remove_graphs(["nightly"])) == (1, 1)
+    stored = StoredGraphs(tasks.database)
+    assert [await stored.part(TASK, each, 0) is None for each in (own, other)] == [True, False]
+
+
+async def test_purge_leaves_the_graph_of_a_schedule_that_is_created_again_meanwhile(tasks: TaskStore) -> None:
+    await put_of_schedule(tasks)
+    await tasks.database.stored_graphs.update_many(
+        {}, {"$set": {"created_at": datetime(2026, 1, 1, tzinfo=UTC)}}
+    )
+    purge = purge_of(tasks, datetime.now(UTC) - timedelta(minutes=1))
+    assert await purge.schedules() == ["nightly"]
+    again = await put_of_schedule(tasks)
+    assert await purge.remove_graphs(["nightly"]) == 0
+    assert await StoredGraphs(tasks.database).part(TASK, again, 0) is not None

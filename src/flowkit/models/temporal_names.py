@@ -64,6 +64,9 @@ WAITS_ATTRIBUTE: Final = "FlowkitWaitsFor"
 SEARCH_ATTRIBUTES: Final = (PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE, WAITS_ATTRIBUTE)
 """Search attributes that FlowKit sets if they are registered. They have the type keyword."""
 
+SCHEDULED_BY_ID: Final = "TemporalScheduledById"
+"""Search attribute with the name of the schedule of Temporal that has started a workflow."""
+
 SCHEDULED_START_TIME: Final = "TemporalScheduledStartTime"
 """Search attribute with the nominal time of a workflow that a schedule of Temporal has started."""
 

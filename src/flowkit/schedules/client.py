@@ -165,8 +165,8 @@ class Schedules:
         view = await self._view(description)
         runs = await asyncio.gather(*(self._run(each) for each in reversed(description.info.recent_actions)))
         last = runs[0] if runs else None
-        problem = last.reason if last is not None and last.code in _REFUSED else None
-        return replace(view, runs=runs, problem=problem)
+        refused = last.reason if last is not None and last.code in _REFUSED else None
+        return replace(view, runs=runs, problem=view.problem or refused)
 
     async def times(self, name: str, start: datetime, end: datetime) -> list[datetime]:
         """Return the nominal times of a schedule between two times, in UTC: at most 1,000."""
@@ -226,6 +226,8 @@ class Schedules:
         """
         description = await self._describe(name)
         before = await self._definition(description)
+        if before.is_lost and (graph is None or params is None):
+            raise ConfigError(_lost(name))
         after = ScheduleDefinition(
             graph=before.graph if graph is None else graph,
             params=before.params if params is None else params,
@@ -315,7 +317,8 @@ class Schedules:
         return found
 
     async def _definition(self, description: ScheduleDescription) -> ScheduleDefinition:
-        task = await self._tasks.read_scheduled(description.id, await self._input(description))
+        found = await self._tasks.read_scheduled(description.id, await self._input(description))
+        task = found or {"graph": {}, "params": {}}
         schedule = description.schedule
         times = times_of(schedule.spec, schedule.policy)
         return ScheduleDefinition(graph=task["graph"], params=task["params"], times=times)
@@ -341,6 +344,7 @@ class Schedules:
             started=info.num_actions,
             missed=info.num_actions_missed_catchup_window,
             skipped=info.num_actions_skipped_overlap,
+            problem=_lost(description.id) if definition.is_lost else None,
         )
 
     async def _run(self, action: ScheduleActionResult) -> ScheduledRun:
@@ -364,6 +368,13 @@ def _task_id(result: ScheduleActionResult) -> str:
     """Return the id of the task that a schedule has started."""
     started = result.action
     return started.workflow_id if isinstance(started, ScheduleActionExecutionStartWorkflow) else ""
+
+
+def _lost(name: str) -> str:
+    return (
+        f"the graph and params of schedule {name!r} are not in the collection stored_graphs of this database; update "
+        "the schedule with its graph and its params"
+    )
 
 
 def _unknown(name: str) -> ConfigError:

@@ -37,6 +37,11 @@ class ScheduleDefinition:
     params: dict[str, Any]
     times: ScheduleTimes
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the collection stored_graphs no longer has the graph and the params."""
+        return not self.graph
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleChange:

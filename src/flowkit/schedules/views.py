@@ -62,15 +62,14 @@ class ScheduleView:
     skipped: int = 0
     """Number of nominal times without a task, because an earlier one still ran."""
     problem: str | None = None
-    """Why the engine has refused the latest task; None unless it has."""
+    """Why the engine refuses its tasks: it has refused the latest one, or MongoDB has lost their graph."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return the schedule in JSON types."""
+        """Return the schedule in JSON types, without `overlap`, which Temporal does not list."""
         return {
             "name": self.name,
             **self.times.as_json(),
             "timezone": self.times.timezone,
-            "overlap": self.times.overlap,
             "paused": self.paused,
             "note": self.note,
             "next": [format_nominal(each) for each in self.next_times],
@@ -81,6 +80,7 @@ class ScheduleView:
         """Return the schedule with its latest tasks in JSON types."""
         return {
             **self.as_json(),
+            "overlap": self.times.overlap,
             "started": self.started,
             "missed": self.missed,
             "skipped": self.skipped,

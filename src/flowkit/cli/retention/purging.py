@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.purge import BELONGINGS, Purge
@@ -17,6 +17,7 @@ from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.servers import servers
 from flowkit.connection import Namespace, TemporalUnavailable
+from flowkit.models import temporal_names
 from flowkit.text import count_of
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from flowkit.cli.options import Where
 
 _SHOWN = 10
+_SCHEDULED_BY = SearchAttributeKey.for_keyword(temporal_names.SCHEDULED_BY_ID)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,23 +87,34 @@ async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Pu
             purged.rows += Counter(await (purge.count(ended) if options.dry_run else purge.remove(ended)))
             if not (quiet or options.dry_run):
                 output.note(f"deleted {count_of(purged.rows['tasks'], 'task')} so far")
-        if gone := [each for each in await purge.schedules() if not await _is_used(both.temporal, each)]:
+        if gone := await _find_gone(both.temporal, await purge.schedules()):
             remove = purge.count_graphs if options.dry_run else purge.remove_graphs
             purged.rows["stored_graphs"] += await remove(gone)
     return purged
 
 
-async def _is_used(client: Client, schedule_id: str) -> bool:
-    """Return whether a schedule exists, or a task that it has started still runs."""
+async def _exists(client: Client, schedule_id: str) -> bool:
+    """Return whether Temporal has a schedule of this name."""
     try:
         await client.get_schedule_handle(schedule_id).describe()
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
-    else:
-        return True
-    query = f"TemporalScheduledById = {json.dumps(schedule_id)} AND ExecutionStatus = 'Running'"
-    return (await client.count_workflows(query)).count > 0
+        return False
+    return True
+
+
+async def _find_gone(client: Client, names: Sequence[str]) -> list[str]:
+    """Return the schedules that do not exist, and of which no task runs.
+
+    Temporal's queries cannot quote each name, so the names of the running tasks are compared here.
+    """
+    gone = [each for each in names if not await _exists(client, each)]
+    if not gone:
+        return []
+    query = f"ExecutionStatus = 'Running' AND {temporal_names.SCHEDULED_BY_ID} IS NOT NULL"
+    running = {each.typed_search_attributes.get(_SCHEDULED_BY) async for each in client.list_workflows(query)}
+    return [each for each in gone if each not in running]
 
 
 async def require_namespace(client: Client) -> str:
