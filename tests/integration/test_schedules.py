@@ -251,3 +251,45 @@ async def test_a_taken_name_and_params_that_do_not_fit_are_refused(harness: Harn
         await schedules.create(name, graph=GRAPH, params=AT, every="1h")
     assert (await schedules.show(name)).times.cron == ("@daily",)
     await schedules.delete(name)
+
+
+async def test_a_schedule_whose_stored_graph_is_lost_says_so_and_takes_a_new_one(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "INPUT_NODES", 0)
+    name, schedules = new_name(), await harness.coordinator.schedules()
+    await schedules.create(name, graph=GRAPH, params=AT, cron="0 2 * * *")
+    await harness.db.stored_graphs.delete_many({})
+    assert "stored_graphs of this database; update" in ((await schedules.show(name)).problem or "")
+    for given in ({}, {"graph": GRAPH}):
+        with pytest.raises(ConfigError, match="update the schedule with its graph and its params"):
+            await schedules.update(name, **given)
+    assert [each.step for each in await schedules.apply({name: definition()})] == ["update"]
+    assert (await schedules.show(name)).problem is None
+    await schedules.update(name, graph=GRAPH, params=AT)
+
+
+async def test_triggers_within_a_second_start_one_task_each(harness: Harness) -> None:
+    name, schedules = new_name(), await harness.coordinator.schedules()
+    await schedules.create(name, graph=GRAPH, params=AT, cron="0 2 * * *", overlap="allow")
+    started = [await schedules.trigger(name) for _ in range(3)]
+    assert None not in started
+    assert len({*started}) == 3
+
+
+async def test_purge_keeps_the_graph_of_a_deleted_schedule_while_a_task_waits_for_an_engine(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "INPUT_NODES", 0)
+    name, schedules = f"nächtlich 'x\" {uuid.uuid4().hex[:8]}", await harness.coordinator.schedules()
+    await schedules.create(name, graph=GRAPH, params=AT, cron="0 2 * * *")
+    task_id = await schedules.trigger(name)
+    await schedules.delete(name)
+    query = "ExecutionStatus = 'Running' AND TemporalScheduledById IS NOT NULL"
+    client = await harness.client()
+
+    async def listed() -> bool:
+        return task_id in [each.id async for each in client.list_workflows(query)]
+
+    await eventually(listed)
+    assert await purge_all(harness) == 0

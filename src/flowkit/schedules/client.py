@@ -11,7 +11,8 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
 from google.protobuf.timestamp_pb2 import Timestamp
-from temporalio.api.workflowservice.v1 import ListScheduleMatchingTimesRequest
+from temporalio.api.schedule.v1 import SchedulePatch, TriggerImmediatelyRequest
+from temporalio.api.workflowservice.v1 import ListScheduleMatchingTimesRequest, PatchScheduleRequest
 from temporalio.client import (
     ScheduleActionExecutionStartWorkflow,
     ScheduleActionStartWorkflow,
@@ -24,6 +25,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit import reason_codes
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.errors import ConfigError, TaskCancelled, TaskFailed, UnknownTask
+from flowkit.graph.scheduled import format_nominal
 from flowkit.models import temporal_names
 from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner
 from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition, ScheduleStep, plan_changes
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
         ScheduleActionResult,
         ScheduleDescription,
         ScheduleHandle,
+        ScheduleInfo,
         ScheduleUpdateInput,
     )
 
@@ -193,24 +196,37 @@ class Schedules:
     async def trigger(self, name: str) -> str | None:
         """Start a task now, also if the schedule is paused, and return its id.
 
-        Its nominal time is the present one. Return None if it does not start now, because an earlier one runs, and the
-        schedule skips or delays a task that overlaps with it.
+        Its nominal time is the present second, or the next one without a task. Return None if it does not start now,
+        because an earlier one runs, and the schedule skips or delays a task that overlaps with it.
         """
         before = (await self._describe(name)).info
-        known = {_task_id(each) for each in before.recent_actions}
-        asked = datetime.now(UTC) - timedelta(seconds=2)
+        at = _free_second(before, datetime.now(UTC))
+        wanted = f"{name}-{format_nominal(at)}"
         async with self._handle(name) as handle:
-            await handle.trigger()
+            await self._trigger_at(name, at)
             until = time.monotonic() + _TRIGGER_SEC
             while time.monotonic() < until:
                 info = (await handle.describe()).info
-                for each in info.recent_actions:
-                    if _task_id(each) not in known and each.scheduled_at >= asked:
-                        return _task_id(each)
+                if wanted in map(_task_id, info.recent_actions):
+                    return wanted
                 if info.num_actions_skipped_overlap > before.num_actions_skipped_overlap:
                     return None
                 await asyncio.sleep(_TRIGGER_LOOK_SEC)
         return None
+
+    async def _trigger_at(self, name: str, at: datetime) -> None:
+        """Start a task with this nominal time now. The SDK's `trigger` takes no time."""
+        nominal = Timestamp()
+        nominal.FromDatetime(at)
+        patch = SchedulePatch(trigger_immediately=TriggerImmediatelyRequest(scheduled_time=nominal))
+        request = PatchScheduleRequest(
+            namespace=self._client.namespace,
+            schedule_id=name,
+            patch=patch,
+            identity=self._client.identity,
+            request_id=str(uuid.uuid4()),
+        )
+        await self._client.workflow_service.patch_schedule(request, retry=True)
 
     async def update(
         self,
@@ -368,6 +384,20 @@ def _task_id(result: ScheduleActionResult) -> str:
     """Return the id of the task that a schedule has started."""
     started = result.action
     return started.workflow_id if isinstance(started, ScheduleActionExecutionStartWorkflow) else ""
+
+
+def _free_second(info: ScheduleInfo, now: datetime) -> datetime:
+    """Return the first whole second from now on for which a schedule has no task and starts none by itself.
+
+    Ids of tasks end with the second. A second task with the id of one that has ended would fail.
+    """
+    taken = {each.scheduled_at.replace(microsecond=0) for each in info.recent_actions} | {
+        *info.next_action_times
+    }
+    at = now.replace(microsecond=0)
+    while at in taken:
+        at += timedelta(seconds=1)
+    return at
 
 
 def _lost(name: str) -> str:
