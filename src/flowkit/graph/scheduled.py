@@ -37,8 +37,8 @@ def evaluate_params(params: dict[str, Any], scheduled_at: str) -> dict[str, Any]
     if not expressions:
         return params
     if len(expressions) > limits.SCHEDULE_EXPRESSIONS:
-        problem = f"params of a schedule hold {len(expressions):,} expressions, more than {limits.SCHEDULE_EXPRESSIONS}"
-        raise GraphError([f"{problem}; pass task.scheduled_at once, and compute the rest in a handler"])
+        many = f"params of a schedule hold {len(expressions):,} expressions, more than {limits.SCHEDULE_EXPRESSIONS}"
+        raise GraphError([f"{many}; pass task.scheduled_at once, and compute the rest in a handler"])
     if problems := [problem for each in expressions if (problem := _problem(each))]:
         raise GraphError(problems)
     values = {**{root: {} for root in cel.ROOTS}, cel.TASK: {SCHEDULED_AT: scheduled_at}}
