@@ -293,3 +293,11 @@ async def test_purge_keeps_the_graph_of_a_deleted_schedule_while_a_task_waits_fo
 
     await eventually(listed)
     assert await purge_all(harness) == 0
+
+
+async def test_apply_changes_nothing_if_one_of_the_schedules_is_invalid(harness: Harness) -> None:
+    good, bad, schedules = new_name(), new_name(), await harness.coordinator.schedules()
+    with pytest.raises(ConfigError, match="cron is '99 2"):
+        await schedules.apply({good: definition(), bad: definition(cron="99 2 * * *")})
+    with pytest.raises(ConfigError, match=f"there is no schedule {good!r}"):
+        await schedules.show(good)

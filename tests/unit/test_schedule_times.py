@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from temporalio.client import ScheduleActionStartWorkflow, ScheduleCalendarSpec, ScheduleSpec
 
-from flowkit.errors import ConfigError
+from flowkit.cli.schedules.operations import read_definitions
+from flowkit.errors import ConfigError, GraphError
 from flowkit.schedules import ScheduleDefinition, ScheduleTimes
 from flowkit.schedules.plan import plan_changes
 from flowkit.schedules.times import duration_text, read_duration, times_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def read(**options: Any) -> ScheduleTimes:
@@ -93,3 +98,24 @@ def test_only_prune_deletes_schedules_that_are_not_wanted() -> None:
     for prune, step in ((False, "unlisted"), (True, "delete")):
         changes = plan_changes({}, {"old": definition}, prune=prune)
         assert [(each.name, each.step) for each in changes] == [("old", step)]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"graph": "absent.json", "every": "1h"},
+        {"graph": {"nodes": [{"node_id": "a", "type": "x"}]}, "every": "1h", "params": []},
+        {
+            "graph": {"nodes": [{"node_id": "a", "type": "x"}]},
+            "every": "1h",
+            "params": {"a": {"$cel": "vars.x"}},
+        },
+    ],
+    ids=["file", "params", "expression"],
+)
+def test_an_invalid_schedule_of_a_file_is_named(given: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "schedules.json"
+    file.write_text(json.dumps({"schedules": {"nightly": given}}))
+    with pytest.raises((ConfigError, GraphError)) as caught:
+        read_definitions(str(file))
+    assert caught.value.__notes__[-1] == "this is schedule 'nightly' of the file"

@@ -57,6 +57,7 @@ _TRIGGER_SEC = 10.0
 _TRIGGER_LOOK_SEC = 0.1
 _REFUSED = frozenset({reason_codes.INVALID_GRAPH, reason_codes.CONDITIONS_TOO_LARGE})
 """Codes of tasks that an engine has not begun."""
+_WRITTEN = frozenset({ScheduleStep.CREATE, ScheduleStep.UPDATE})
 
 
 class Schedules:
@@ -86,14 +87,13 @@ class Schedules:
         name is taken.
         """
         definition = ScheduleDefinition(graph=graph, params=params or {}, times=ScheduleTimes.read(options))
-        await self._create(name, definition)
+        await self._create(name, definition, await self._prepare(name, definition))
         return await self._view(await self._describe(name))
 
-    async def _create(self, name: str, definition: ScheduleDefinition) -> None:
-        require(text_problem(name, "name", _NAME_CHARS))
+    async def _create(
+        self, name: str, definition: ScheduleDefinition, action: ScheduleActionStartWorkflow
+    ) -> None:
         times = definition.times
-        first = (await self.preview(times))[0]
-        action = await self._action(name, definition, first)
         deployment = await self._tasks.deployment()
         marker = Owner(kind=OwnerKind.SCHEDULE, deployment=deployment, id=name)
         try:
@@ -103,9 +103,10 @@ class Schedules:
                 f"schedule {name!r} exists already; change it with update or apply, or choose another name"
             ) from None
 
-    async def _action(
-        self, name: str, definition: ScheduleDefinition, at: datetime
-    ) -> ScheduleActionStartWorkflow:
+    async def _prepare(self, name: str, definition: ScheduleDefinition) -> ScheduleActionStartWorkflow:
+        """Return what a schedule starts. Raise ConfigError or GraphError if its definition is not valid."""
+        require(text_problem(name, "name", _NAME_CHARS))
+        at = (await self.preview(definition.times))[0]
         given = await self._tasks.prepare_scheduled(
             name, params=definition.params, graph=definition.graph, at=at
         )
@@ -249,13 +250,12 @@ class Schedules:
             params=before.params if params is None else params,
             times=before.times.changed(options),
         )
-        await self._update(name, after)
+        await self._update(name, after, await self._prepare(name, after))
         return await self._view(await self._describe(name))
 
-    async def _update(self, name: str, after: ScheduleDefinition) -> None:
-        first = (await self.preview(after.times))[0]
-        action = await self._action(name, after, first)
-
+    async def _update(
+        self, name: str, after: ScheduleDefinition, action: ScheduleActionStartWorkflow
+    ) -> None:
         def change(given: ScheduleUpdateInput) -> ScheduleUpdate:
             present: Schedule = given.description.schedule
             return ScheduleUpdate(schedule=after.times.schedule(action, present.state))
@@ -283,15 +283,18 @@ class Schedules:
     ) -> list[ScheduleChange]:
         """Create and update schedules so that they are the wanted ones, and return what has changed.
 
-        A second call changes nothing. Only with `prune`, delete those that are not wanted.
+        A second call changes nothing. Only with `prune`, delete those that are not wanted. If one of them is not valid,
+        change none.
         """
         changes = await self.plan(wanted, prune=prune)
+        changed = [each.name for each in changes if each.step in _WRITTEN]
+        actions = {name: await self._prepare(name, wanted[name]) for name in changed}
         for change in changes:
             match change.step:
                 case ScheduleStep.CREATE:
-                    await self._create(change.name, wanted[change.name])
+                    await self._create(change.name, wanted[change.name], actions[change.name])
                 case ScheduleStep.UPDATE:
-                    await self._update(change.name, wanted[change.name])
+                    await self._update(change.name, wanted[change.name], actions[change.name])
                 case ScheduleStep.DELETE:
                     await self.delete(change.name)
         return changes

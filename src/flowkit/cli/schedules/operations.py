@@ -17,7 +17,7 @@ from flowkit.cli.errors import add_remedy
 from flowkit.cli.json_files import GivenTask, read_change, read_pairs, read_params, read_task
 from flowkit.cli.loading import is_flow_name
 from flowkit.cli.servers import servers
-from flowkit.errors import ConfigError
+from flowkit.errors import ConfigError, GraphError
 from flowkit.graph.scheduled import evaluate_params, format_nominal
 from flowkit.schedules import ScheduleDefinition, Schedules, ScheduleTimes
 from flowkit.schedules.plan import ScheduleStep
@@ -137,20 +137,25 @@ def _read_definition(name: str, given: Any, folder: Path) -> ScheduleDefinition:
         times = ScheduleTimes.read(options)
     except ConfigError as error:
         raise ConfigError(f"schedule {name!r}: {one_line(error)}") from None
-    task = _read_task(name, given, folder)
-    _check(task)
+    try:
+        task = _read_task(given, folder)
+        _check(task)
+    except (ConfigError, GraphError) as error:
+        add_remedy(error, f"this is schedule {name!r} of the file")
+        raise
     return ScheduleDefinition(graph=task.graph, params=task.params, times=times)
 
 
-def _read_task(name: str, given: Mapping[str, Any], folder: Path) -> GivenTask:
+def _read_task(given: Mapping[str, Any], folder: Path) -> GivenTask:
     """Return the graph and params of a schedule in a file."""
-    graph, params = given.get("graph"), given.get("params") or {}
+    graph, params = given.get("graph"), given.get("params")
+    params = {} if params is None else params
     if not isinstance(params, dict):
-        raise ConfigError(f"schedule {name!r}: params is {printed(params)}; it must be an object")
+        raise ConfigError(f"params is {printed(params)}; it must be an object")
     if isinstance(graph, dict):
         return GivenTask(graph=graph, params=params)
     if not isinstance(graph, str):
-        problem = f"schedule {name!r}: graph is {printed(graph)}; it must be a file, module:flow or a graph"
+        problem = f"graph is {printed(graph)}; it must be a file, module:flow or a graph"
         raise add_remedy(ConfigError(problem), _EXAMPLE)
     source = graph if is_flow_name(graph) else str(folder / graph)
     return read_task(source, json.dumps(params), scheduled=True)
