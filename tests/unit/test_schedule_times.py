@@ -33,6 +33,7 @@ def test_durations_are_written_as_they_are_read(text: str) -> None:
     ("options", "problem"),
     [
         ({}, "a schedule needs cron or every. The five fields are"),
+        ({"every": "1h", "overlap": "allow", "pause_on_failure": True}, "has no effect with overlap allow"),
         (
             {"cron": "@daily", "every": "1h"},
             "cron and every exclude each other; leave one of them out. The five",

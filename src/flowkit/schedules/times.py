@@ -34,6 +34,8 @@ OVERLAPS = {
 }
 """What happens at a nominal time while the task of an earlier one still runs, by the name of the option."""
 
+_UNWATCHED = "allow"
+"""The overlap with which Temporal does not learn whether a task fails."""
 _OVERLAP_NAMES = {policy: name for name, policy in OVERLAPS.items()}
 _LEAST_CATCHUP = timedelta(seconds=10)
 """Temporal treats a shorter one as this."""
@@ -72,7 +74,7 @@ class ScheduleOptions(TypedDict, total=False):
     jitter: str | timedelta | None
     """The longest random delay of a start, which does not change the nominal time. Default: none."""
     pause_on_failure: bool | None
-    """Whether the schedule pauses when a task fails."""
+    """Whether the schedule pauses when a task fails. Not together with the overlap `allow`."""
 
 
 OPTIONS = tuple(ScheduleOptions.__annotations__)
@@ -114,7 +116,13 @@ class ScheduleTimes:
             if name in given:
                 given[name] = read_duration(given[name], name)
         _check_rest(given)
-        return replace(self, **{**kept, **given})
+        changed = replace(self, **{**kept, **given})
+        if changed.pause_on_failure and changed.overlap == _UNWATCHED:
+            raise ConfigError(
+                "pause_on_failure has no effect with overlap allow, for which Temporal does not wait for the tasks; use "
+                "overlap buffer-all, or leave pause_on_failure out"
+            )
+        return changed
 
     @classmethod
     def read(cls, options: ScheduleOptions) -> ScheduleTimes:

@@ -53,7 +53,8 @@ Jitter = Annotated[
 PauseOnFailure = Annotated[
     bool | None,
     typer.Option(
-        "--pause-on-failure/--no-pause-on-failure", help="Pause the schedule when one of its tasks fails."
+        "--pause-on-failure/--no-pause-on-failure",
+        help="Pause the schedule when one of its tasks fails. Not with --overlap allow.",
     ),
 ]
 Params = Annotated[
