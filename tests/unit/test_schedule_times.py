@@ -74,12 +74,12 @@ def test_an_invalid_option_is_named_with_its_value_and_the_right_form(
 
 
 def test_a_change_keeps_what_it_does_not_name_and_cron_replaces_every() -> None:
-    times = read(every="15m", timezone="Europe/Berlin", overlap="allow", pause_on_failure=True)
+    times = read(every="15m", timezone="Europe/Berlin", overlap="buffer-all", pause_on_failure=True)
     changed = times.changed({"cron": "0  2 * * *", "catchup": "1h"})
     assert changed.as_json() == {
         "cron": ["0 2 * * *"],
         "timezone": "Europe/Berlin",
-        "overlap": "allow",
+        "overlap": "buffer-all",
         "catchup": "1h",
         "pause_on_failure": True,
     }

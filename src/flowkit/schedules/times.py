@@ -119,8 +119,8 @@ class ScheduleTimes:
         changed = replace(self, **{**kept, **given})
         if changed.pause_on_failure and changed.overlap == _UNWATCHED:
             raise ConfigError(
-                "pause_on_failure has no effect with overlap allow, for which Temporal does not wait for the tasks; use "
-                "overlap buffer-all, or leave pause_on_failure out"
+                "pause_on_failure has no effect with overlap allow, for which Temporal does not wait for the tasks; "
+                "use overlap buffer-all, or leave pause_on_failure out"
             )
         return changed
 
