@@ -386,9 +386,10 @@ class StoredTasks:
         content = await self._graphs.part(task_id, stored, part)
         if content is None:
             missing = f"part {part + 1} of {stored.parts} of the graph of task {task_id!r}"
-            raise GraphError(
-                [f"{missing} is not in the collection stored_graphs: create the task again, with another id"]
-            )
+            remedy = "create the task again, with another id"
+            if stored.schedule_id:
+                remedy = f"update schedule {stored.schedule_id!r} with its graph and its params"
+            raise GraphError([f"{missing} is not in the collection stored_graphs: {remedy}"])
         return content
 
     async def load(self, task_id: str, stored: StoredGraph) -> dict[str, Any]:

@@ -128,3 +128,11 @@ async def test_purge_leaves_the_graph_of_a_schedule_that_is_created_again_meanwh
     again = await put_of_schedule(tasks)
     assert await purge.remove_graphs(["nightly"]) == 0
     assert await StoredGraphs(tasks.database).part(TASK, again, 0) is not None
+
+
+async def test_a_task_without_the_graph_of_its_schedule_says_which_schedule_to_update(
+    tasks: TaskStore,
+) -> None:
+    reference = await put_of_schedule(tasks)
+    await tasks.database.stored_graphs.delete_many({})
+    assert "update schedule 'nightly' with its graph" in (await failure(tasks, reference)).message

@@ -261,9 +261,9 @@ async def test_a_schedule_whose_stored_graph_is_lost_says_so_and_takes_a_new_one
     await schedules.create(name, graph=GRAPH, params=AT, cron="0 2 * * *")
     await harness.db.stored_graphs.delete_many({})
     assert "stored_graphs of this database; update" in ((await schedules.show(name)).problem or "")
-    for given in ({}, {"graph": GRAPH}):
+    for given in (None, GRAPH):
         with pytest.raises(ConfigError, match="update the schedule with its graph and its params"):
-            await schedules.update(name, **given)
+            await schedules.update(name, graph=given)
     assert [each.step for each in await schedules.apply({name: definition()})] == ["update"]
     assert (await schedules.show(name)).problem is None
     await schedules.update(name, graph=GRAPH, params=AT)
