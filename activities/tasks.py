@@ -235,14 +235,16 @@ class TaskActivities:
         """Close the document of a task with a rejected graph. Wait a moment for a client that is about to write it.
 
         The sweep closes a document that comes later, or that cannot be closed now. No client writes that of a task of a
-        schedule: it is written here, so that lists and the page show the task.
+        schedule: it is written here, so that lists show the task, and a rerun or a *Reset* can start it.
         """
         reason = _format_rejection(error)
         with suppress(FlowKitError):
             if opening.scheduled_at is not None and opening.rerun is None:
-                await self._tasks.insert_opening(
-                    opening, namespace_id=namespace_id, database_id=await self._tasks.database_id()
+                database_id = await self._tasks.database_id()
+                await self._tasks.open_rejected(
+                    opening, reason, namespace_id=namespace_id, database_id=database_id
                 )
+                return
             for pause_sec in _DOCUMENT_PAUSES_SEC:
                 await asyncio.sleep(pause_sec)
                 if await self._tasks.reject_task(opening, reason, namespace_id=namespace_id):

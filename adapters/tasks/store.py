@@ -223,7 +223,15 @@ class TaskStore:
         ids = owner(namespace_id, database_id)
         stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
         if stored is None:
-            await self.insert_opening(opening, **ids)
+            document = new_task(
+                opening.task_id,
+                opening.params,
+                opening.graph,
+                opening.at,
+                scheduled_at=opening.scheduled_at,
+                **ids,
+            )
+            await self._insert(document)
             stored = await self._tasks.find_one({"id": opening.task_id}, _GRAPH)
         if stored is not None:
             _check_graph(stored, opening)
@@ -236,22 +244,15 @@ class TaskStore:
         ]
         return adopted["run_seq"], epochs if any(epochs) else []
 
-    @translate_errors
-    async def insert_opening(
-        self, opening: OpenTask, *, namespace_id: str = "", database_id: str = ""
+    async def open_rejected(
+        self, opening: OpenTask, reason: str, *, namespace_id: str = "", database_id: str = ""
     ) -> None:
-        """Insert the document of a task that a run is about to open, unless it exists already."""
-        await self._insert(
-            new_task(
-                opening.task_id,
-                opening.params,
-                opening.graph,
-                opening.at,
-                scheduled_at=opening.scheduled_at,
-                namespace_id=namespace_id,
-                database_id=database_id,
-            )
-        )
+        """Write the document of a task that its run has opened, and that fails because the engine rejects its graph.
+
+        Raise TaskIdTaken, and change nothing, if the document belongs to another task.
+        """
+        await self.open_task(opening, namespace_id=namespace_id, database_id=database_id)
+        await OpenTasks(self._db).close_orphan(opening.task_id, opening.run_id, reason, opening.at)
 
     async def reject_task(self, opening: OpenTask, reason: str, *, namespace_id: str = "") -> bool:
         """Close the document of a task that no run opens, because the engine rejects its graph.

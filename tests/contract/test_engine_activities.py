@@ -205,6 +205,9 @@ async def test_rejected_task_of_a_schedule_has_a_document_with_the_reason_and_it
     document = await stored(db)
     assert (document["status"], document["reason"]) == ("failed", f"invalid_graph: {error.message}")
     assert (document["scheduled_at"], document["params"]) == (due.scheduled_at, {"at": due.scheduled_at})
+    assert document["closed_run_id"] == due.run_id, "a rerun can start it again"
+    reset = replace(opening("a"), run_id="run-after-reset", params=params, scheduled_at=due.scheduled_at)
+    assert (await ActivityEnvironment().run(engine(TaskStore(db)).open_task, reset)).run_seq == 2
 
 
 @pytest.mark.parametrize(

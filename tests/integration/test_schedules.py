@@ -182,6 +182,8 @@ async def test_tasks_that_an_engine_refuses_are_shown_with_the_reason(harness: H
         return (await schedules.show(name)).paused
 
     await eventually(paused)
+    again = await harness.coordinator.rerun(view.runs[0].task_id)
+    assert (again["run_seq"], [each["from"] for each in again["affected"]]) == (2, ["skipped"])
     await schedules.delete(name)
 
 
