@@ -32,6 +32,10 @@ LATER = {"max": 3, "backoff_sec": 3_600, "max_backoff_sec": 3_600}
 ASIDE = {"attempts": 1, "then": "quarantine", "max": 10}
 
 
+UPDATES_AT_ONCE = 8
+"""Temporal refuses more than 10 updates of a workflow at the same time."""
+
+
 class Unreadable(Quick):
     """Fails before its first batch."""
 
@@ -135,7 +139,13 @@ class Table:
         await self._act_on_all(RESET, "retry_node")
 
     async def _act_on_all(self, words: str, action: str) -> None:
-        await asyncio.gather(*(self.act(action, node_id=name) for name in self.names(words).values()))
+        places = asyncio.Semaphore(UPDATES_AT_ONCE)
+
+        async def act_in_place(name: str) -> None:
+            async with places:
+                await self.act(action, node_id=name)
+
+        await asyncio.gather(*(act_in_place(name) for name in self.names(words).values()))
 
     async def _until(self, words: str, status: str) -> None:
         """Wait until all nodes of a state have this status."""

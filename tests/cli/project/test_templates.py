@@ -83,7 +83,19 @@ def test_the_flow_of_each_template_is_valid_and_has_three_nodes(
 
 def test_each_target_of_make_runs_a_command_of_the_project(made: Path) -> None:
     (made / ".setup").touch()
-    done = run_command(made, "make", "-n", "PYTHON=python", "test", "types", "graph", "up", "run", "worker")
+    done = run_command(
+        made,
+        "make",
+        "-n",
+        "--no-print-directory",
+        "PYTHON=python",
+        "test",
+        "types",
+        "graph",
+        "up",
+        "run",
+        "worker",
+    )
     assert done.stdout.splitlines() == [
         f"flowkit validate {FLOW}",
         "python -m pytest -q",
