@@ -37,6 +37,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "deployment": lambda tasks: tasks.deployment(),
     "insert_task": lambda tasks: tasks.insert_task(new_task("a")),
     "open_task": lambda tasks: tasks.open_task(opening("a")),
+    "open_rejected": lambda tasks: tasks.open_rejected(opening("a"), "invalid_graph"),
     "reject_task": lambda tasks: tasks.reject_task(opening("a"), "invalid_graph"),
     "reopen": lambda tasks: tasks.reopen(TASK, RUN),
     "condition_values": lambda tasks: tasks.condition_values(TASK, with_nodes=True),

@@ -47,7 +47,7 @@ class IgnoresCancel(RoleHandler):
 async def main():
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
     given = dict(params={}, input_inline=None, input_ref=None, failed_nodes=[], generation=0, failures=0)
-    given |= dict(kv={}, batch=Batch(), hidden={})
+    given |= dict(kv={}, batch=Batch(), hidden={}, scheduled_at=None)
     ctx = SimpleNamespace(**names, **given, attempt_epoch=1, cancel_flag=asyncio.Event())
     pool = ProcessPool({"ignores_cancel": IgnoresCancel()}, processes=1)
     await pool.process("ignores_cancel", Batch(batch_uid="b", payload={"tell": sys.argv[1]}), ctx)
@@ -100,6 +100,7 @@ def context(epoch: int = 1) -> Any:
         kv={},
         batch=Batch(),
         hidden={},
+        scheduled_at=None,
         cancel_flag=flag,
     )
 

@@ -320,6 +320,7 @@ async def test_error_of_a_batch_in_a_process_is_one_failed_attempt(monkeypatch: 
                 kv={},
                 batch=Batch(),
                 hidden={},
+                scheduled_at=None,
                 node_id=f"process_batch {error}",
                 failed_nodes=[],
                 cancel_flag=asyncio.Event(),
