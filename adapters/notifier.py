@@ -24,7 +24,7 @@ waits_for_others: ContextVar[Callable[[], AbstractContextManager[float | None]]]
 )
 """What surrounds a wait for other nodes, and yields the longest time of it in seconds; None for no limit.
 
-A simulated clock goes on meanwhile.
+Meanwhile, the time of a simulated clock passes.
 """
 
 

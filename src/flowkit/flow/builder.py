@@ -12,9 +12,10 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from typing_extensions import TypeVar
 
-from flowkit.errors import GraphError
+from flowkit.activities.handlers import RoleHandler
+from flowkit.core.user_code import contained, error_text
+from flowkit.errors import ConfigError, GraphError
 from flowkit.flow.checks import HERE, check_graph, find_lost, find_secret, params_problem
-from flowkit.flow.handlers import Handlers
 from flowkit.flow.nodes import FlowNode, make_error
 from flowkit.flow.places import calling_line
 from flowkit.flow.reading import KNOWN_KEYS, SETTINGS, read_extra, read_settings, read_specs
@@ -25,16 +26,19 @@ from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.routes import find_routers
 from flowkit.graph.submission import validate_input
 from flowkit.models import APPROVAL, COORDINATOR_FN, DELAY, ENGINE_TYPES
-from flowkit.text import kind_of, one_line
+from flowkit.text import kind_of, one_line, printed
+from flowkit.validation.values import is_role
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
     from datetime import datetime
 
-    from flowkit.activities.handlers import RoleHandler
+    from flowkit.flow.places import Place
     from flowkit.flow.values import Duration
     from flowkit.models import TaskResult
     from flowkit.testing import GraphRun
+
+    Given = type[RoleHandler[Any, Any]] | RoleHandler[Any, Any]
 
 P = TypeVar("P", default=dict[str, Any])
 In = TypeVar("In")
@@ -81,7 +85,7 @@ class Flow(Generic[P]):
         self.variables = variables
         self._place = calling_line()
         self._nodes: dict[str, FlowNode[Any, Any]] = {}
-        self._handlers = Handlers()
+        self._handlers = _Handlers()
         self._functions: dict[str, Callable[..., Any]] = {}
         self._extra: dict[str, Any] = to_json(dict(extra or {}), "extra")
         if known := KNOWN_KEYS & self._extra.keys():
@@ -375,3 +379,56 @@ class Flow(Generic[P]):
         from flowkit.testing import run_graph
 
         return await run_graph(self, *stubs, params=params, functions=functions, db=db)
+
+
+class _Handlers:
+    """Keeps one handler for each role. Creates a handler of a class when it is needed."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[Given, Place]] = {}
+        self._created: dict[str, RoleHandler[Any, Any]] = {}
+
+    def add(self, handler: Given, node_id: str, place: Place) -> str:
+        """Add the handler of a node and return its role. Raise GraphError, with the line, if that is impossible."""
+        if problem := _handler_problem(handler):
+            raise GraphError([f"{place}: node {node_id!r}: {problem}"])
+        known, where = self._given.setdefault(handler.role, (handler, place))
+        if known is not handler:
+            remedy = "use that one, or give this one its own role"
+            problem = f"role {handler.role!r} already has the handler {_name(known)}, at {where}; {remedy}"
+            raise GraphError([f"{place}: node {node_id!r}: {problem}"])
+        return handler.role
+
+    def instances(self) -> dict[str, RoleHandler[Any, Any]]:
+        """Return the handlers by role. Raise ConfigError, with the line, if a class needs arguments."""
+        for role, (handler, place) in self._given.items():
+            if role not in self._created:
+                self._created[role] = _create(handler, place) if isinstance(handler, type) else handler
+        return dict(self._created)
+
+
+def _handler_problem(handler: Any) -> str | None:
+    """Return why an object cannot run a node, or None."""
+    kind = handler if isinstance(handler, type) else type(handler)
+    if not issubclass(kind, RoleHandler):
+        shown = f"the class {kind.__name__}" if isinstance(handler, type) else kind_of(handler)
+        shown = f"the function {handler.__name__}" if hasattr(handler, "__code__") else shown
+        return f"{shown} is no handler; pass a subclass of RoleHandler, an instance of one, or a function with @role"
+    role = handler.role
+    if not is_role(role):
+        shown = f"role {printed(role)} cannot be a role's name" if role else "has no role"
+        return f'handler {_name(handler)}: {shown}; set the class attribute role = "..."'
+    return None
+
+
+def _name(handler: Any) -> str:
+    return handler.__name__ if isinstance(handler, type) else type(handler).__name__
+
+
+def _create(kind: type[RoleHandler[Any, Any]], place: Place) -> RoleHandler[Any, Any]:
+    try:
+        with contained:
+            return kind()
+    except Exception as error:
+        problem = f"{place}: handler {kind.__name__} cannot be created without arguments: {one_line(error_text(error))}"
+        raise ConfigError(f"{problem}; pass an instance to flow.node") from error

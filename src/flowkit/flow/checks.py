@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import ast
 import re
+import types
+from collections.abc import Collection, Mapping
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 from pydantic.errors import PydanticUserError
 
 from flowkit.activities.handlers import prepares_input
 from flowkit.activities.hook_calls import RESERVED
 from flowkit.errors import AdapterError, BadCondition, GraphError
 from flowkit.flow.specs import walk_places
-from flowkit.flow.types import differing_items
 from flowkit.graph import cel
 from flowkit.graph.contracts import CONVERTS
 from flowkit.graph.expressions import MAP_OVER, find_expressions
@@ -27,7 +28,7 @@ from flowkit.models.graphs import FAILED_NODES_KEY
 from flowkit.text import add_caret, names, one_line, printable, printed, suggestion, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from flowkit.activities.handlers import RoleHandler
     from flowkit.flow.nodes import FlowNode
@@ -49,6 +50,8 @@ _PROBLEM_CHARS = 300
 _ID = r"""('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 _NODE_PROBLEM = re.compile(rf"node {_ID}(?:: ([a-z_]+[a-z_.]*)?| (pulls) from )")
 _EDGE_PROBLEM = re.compile(rf"graph\.edges_ex {_ID} -> {_ID}: ")
+_PLAIN_PATH = re.compile(rf"{cel.PARAMS}((?:\.[A-Za-z_][A-Za-z0-9_]*)+)")
+_UNKNOWN_TYPE: Any = object()
 
 
 def check_graph(
@@ -115,7 +118,7 @@ def _find_problems(
             )
         if node.map is not None:
             items = given.mapped_type or _find_item_type(node, handlers.get(node.type))
-            if problem := differing_items(params, node.map.over, items):
+            if problem := _differing_items(params, node.map.over, items):
                 yield node.node_id, MAP_OVER, problem
         if given.handler is not None:
             yield from _input_problems(node, handlers[node.type])
@@ -341,3 +344,75 @@ def params_problem(error: Mapping[str, Any]) -> str:
     place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"])
     shown = "" if error["type"] == "missing" else f" is {printed(error['input'])}"
     return f"params{place}{shown}: {error['msg']}"
+
+
+def _differing_items(params: Any, over: str, items: Any) -> str | None:
+    """Return how the items of a list in params differ from the type with which a node maps them.
+
+    None if they fit, or if their type is not known. `params` and `items` are None if they are not known.
+    """
+    match = _PLAIN_PATH.fullmatch(over.strip())
+    if match is None or params is None or items is None:
+        return None
+    kind = _strip(_find_type(params, match[1].split(".")[1:]))
+    if kind is _UNKNOWN_TYPE or kind is Any:
+        return None
+    found = _find_items(kind)
+    if found is None:
+        return f"map.over {over!r} is {_name(kind)}, not a list"
+    if found is _UNKNOWN_TYPE or _fits(_strip(found), items):
+        return None
+    return f"map.over {over!r} has items of the type {_name(found)}, but the node reads {_name(items)}"
+
+
+def _find_type(kind: Any, path: list[str]) -> Any:
+    for key in path:
+        kind = _find_field(_strip(kind), key)
+    return kind
+
+
+def _find_field(kind: Any, key: str) -> Any:
+    if not isinstance(kind, type):
+        return _UNKNOWN_TYPE
+    if issubclass(kind, BaseModel):
+        fields = {info.alias or name: info.annotation for name, info in kind.model_fields.items()}
+        return fields.get(key, _UNKNOWN_TYPE)
+    try:
+        return get_type_hints(kind).get(key, _UNKNOWN_TYPE)
+    except (NameError, TypeError):
+        return _UNKNOWN_TYPE
+
+
+def _strip(kind: Any) -> Any:
+    """Return a type without its annotations, and without None."""
+    if get_origin(kind) is Annotated:
+        return _strip(get_args(kind)[0])
+    if get_origin(kind) in (Union, types.UnionType):
+        others = [each for each in get_args(kind) if each is not type(None)]
+        return _strip(others[0]) if len(others) == 1 else _UNKNOWN_TYPE
+    return kind
+
+
+def _find_items(kind: Any) -> Any:
+    """Return the type of the items of a list; None if the type is no list."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if not isinstance(origin or kind, type):
+        return _UNKNOWN_TYPE
+    if not issubclass(origin or kind, Collection) or issubclass(origin or kind, (str, bytes, Mapping)):
+        return None
+    if not arguments or (origin is tuple and arguments[1:] != (...,)):
+        return _UNKNOWN_TYPE
+    return arguments[0]
+
+
+def _fits(found: Any, wanted: Any) -> bool:
+    """Return whether items of one type may be read as another one; True if that is not known."""
+    if not isinstance(found, type) or not isinstance(wanted, type) or found is wanted:
+        return True
+    if get_origin(found) is not None or get_origin(wanted) is not None:
+        return True
+    return issubclass(found, wanted) or wanted in (dict, object) or (found, wanted) == (int, float)
+
+
+def _name(kind: Any) -> str:
+    return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)

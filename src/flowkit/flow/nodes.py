@@ -137,15 +137,14 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
         `list_key` names the list in each result whose items are meant; without it, each result is one item. A chunk
         never spans two results. The other arguments are those of `pulls`.
         """
-        args = present(size=size, meta_list_key=list_key, poll_ms=poll_ms, backoff_max_ms=backoff_max_ms)
-        return self._pull(
-            RECHUNK,
-            parents,
-            {**args, **present(eof_on_task_done=eof_on_task_done)},
-            streaming,
-            when,
-            waits=waits,
+        args = present(
+            size=size,
+            meta_list_key=list_key,
+            poll_ms=poll_ms,
+            backoff_max_ms=backoff_max_ms,
+            eof_on_task_done=eof_on_task_done,
         )
+        return self._pull(RECHUNK, parents, args, streaming, when, waits=waits)
 
     @overload
     def maps(

@@ -92,5 +92,5 @@ def _differences(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) ->
 
 def _show(values: Mapping[str, Any], key: str) -> str:
     if key not in values:
-        return "(default)" if values is not None else ""
+        return "(default)"
     return printable(truncate(json.dumps(values[key], ensure_ascii=False), _SHOWN_CHARS))
