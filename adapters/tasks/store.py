@@ -292,7 +292,8 @@ class TaskStore:
             "finished_at": {"$ne": None},
             **({"namespace_id": {"$in": [namespace_id, None]}} if namespace_id else {}),
         }
-        sets, unsets = {"params": opening.params}, {}
+        sets: Fields = {"params": opening.params}
+        unsets: Fields = {}
         if rerun.replaces and (stored := await self._tasks.find_one(ended | own, REPLACED)) is not None:
             sets, unsets = replacing(stored, opening)
         adopted = await self._adopt(opening, ids, ended, sets=sets, unsets=unsets, projection=_EARLIER)

@@ -1197,7 +1197,7 @@ def _schedule_attributes(nominal: Nominal | None) -> TypedSearchAttributes | Non
     """Return the search attributes that Temporal's schedules set."""
     if nominal is None:
         return None
-    pairs = [
+    pairs: list[SearchAttributePair[Any]] = [
         SearchAttributePair(_SCHEDULED_AT, nominal.at),
         SearchAttributePair(_SCHEDULED_BY, nominal.schedule),
     ]

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.server
 
 GRAPH: dict[str, Any] = {"nodes": [node("a", "hourly")]}
 AT = {"at": {"$cel": "task.scheduled_at"}}
-DAY = {"start": "2026-11-01T00:00:00Z", "end": "2026-11-01T06:00:00Z"}
+DAY: Any = {"start": "2026-11-01T00:00:00Z", "end": "2026-11-01T06:00:00Z"}
 
 
 class Hourly(RoleHandler):

@@ -7,7 +7,7 @@ import uuid
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
@@ -24,6 +24,7 @@ from flowkit.errors import ConfigError
 from flowkit.graph.scheduled import Nominal, format_nominal
 from flowkit.models import temporal_names
 from flowkit.models.backfills import (
+    BackfillCounts,
     BackfillRun,
     BackfillRunStatus,
     BackfillState,
@@ -64,6 +65,16 @@ class BackfillPlan:
     """Its nominal times, the oldest first."""
     task: bytes
     """The packed graph and params of its tasks."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the nominal times in JSON types."""
+        own = BackfillView(
+            backfill=self.backfill, counts=BackfillCounts(pending=self.backfill.total)
+        ).as_json()
+        kept = {
+            key: own[key] for key in ("schedule", "from", "to", "order", "max_active", "existing", "total")
+        }
+        return {**kept, "tasks": [each.task_id for each in self.runs]}
 
 
 class Backfills:

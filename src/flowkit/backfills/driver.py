@@ -113,8 +113,8 @@ class Driver:
             await self._store.cancel_pending(backfill.backfill_id)
         known = {*awaited.values()}
         if not known:  # This engine begins, or all has ended.
-            for run in await self._store.runs(backfill.backfill_id, BackfillRunStatus.RUNNING):
-                self._begin(backfill, run, awaited)
+            for each in await self._store.runs(backfill.backfill_id, BackfillRunStatus.RUNNING):
+                self._begin(backfill, each, awaited)
         while len(awaited) < backfill.max_active and (run := await self._store.claim(backfill)) is not None:
             self._begin(backfill, run, awaited)
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from flowkit import limits
 from flowkit.errors import ConfigError
 from flowkit.graph.scheduled import format_nominal
 from flowkit.text import printed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
 
 PAGE = 1_000
 """The most nominal times that Temporal lists at once."""
@@ -18,8 +22,6 @@ _FORM = (
     "write a date such as 2026-11-01, which begins at midnight in the time zone of the schedule, or a time with its "
     "offset, such as 2026-11-01T02:00:00+01:00"
 )
-
-Listing = "Callable[[datetime, datetime], Awaitable[Sequence[datetime]]]"
 
 
 def read_bound(value: object, name: str, timezone: str) -> datetime:
@@ -52,7 +54,9 @@ def check_range(start: datetime, end: datetime) -> None:
         )
 
 
-async def list_times(list_page: Listing, start: datetime, end: datetime) -> list[datetime]:
+async def list_times(
+    list_page: Callable[[datetime, datetime], Awaitable[Sequence[datetime]]], start: datetime, end: datetime
+) -> list[datetime]:
     """Return the nominal times from `start` to before `end`. `list_page` returns the first PAGE of a range.
 
     Raise ConfigError if there are more than a backfill may have.
