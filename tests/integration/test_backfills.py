@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.backfills import BackfillState
+from flowkit.errors import ConfigError
+from flowkit.models.admission import Admission
 from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
 from tests.integration.harness import Harness, eventually, node
 
@@ -105,6 +107,56 @@ async def test_a_slot_is_used_as_soon_as_one_task_ends_and_a_cancel_leaves_nothi
     view = await ended(backfills, backfill_id)
     assert (view.backfill.state, view.counts.text) == (BackfillState.CANCELLED, "10 succeeded, 14 cancelled")
     assert await harness.db.tasks.count_documents({}) == 10
+
+
+async def test_an_engine_continues_where_another_one_has_stopped(harness: Harness) -> None:
+    first, rest = asyncio.Event(), asyncio.Event()
+    handler = Hourly(lambda hour: (first if hour < 3 else rest).wait())
+    await harness.worker({"hourly": handler})
+    engine = await harness.engine()
+    name, backfills = await hourly(harness)
+    made = await backfills.create(name, **DAY, max_active=3)
+
+    async def slots_are_held(hours: int) -> bool:
+        return len(handler.hours) == hours
+
+    await eventually(lambda: slots_are_held(3))
+    await engine.stop()
+    first.set()
+    await harness.engine()
+    await eventually(lambda: slots_are_held(6))
+    assert (await backfills.status(made.backfill.backfill_id)).counts.text == "3 running, 3 succeeded"
+    rest.set()
+    view = await ended(backfills, made.backfill.backfill_id)
+    assert (view.counts.text, sorted(handler.hours)) == ("6 succeeded", [*range(6)])
+    assert await harness.db.tasks.count_documents({"run_seq": 1}) == 6
+
+
+async def test_a_range_without_past_times_names_those_around_it(harness: Harness) -> None:
+    name, backfills = await hourly(harness, timezone="Europe/Berlin")
+    for start, end, text in (
+        (
+            "2026-11-01T02:10Z",
+            "2026-11-01T02:20Z",
+            "the one before is 2026-11-01T02:00:00Z and the one after is 2026-11-01T03:00:00Z",
+        ),
+        ("2090-01-01", "2090-01-02", "has come yet: the first is 2089-12-31T23:00:00Z"),
+        ("2020-01-01", "2026-01-01", "more than 10,000 nominal times"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            await backfills.plan(name, start=start, end=end)
+    for options, text in (
+        ({"max_active": 0}, "max_active is 0"),
+        ({"order": "x"}, "order is 'x'; use oldest, newest"),
+        (
+            {"existing": "all", "admission": Admission(user_id="ada")},
+            "the admission queue starts no task again",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            await backfills.plan(name, **{**DAY, **options})
+    with pytest.raises(ConfigError, match="there is no schedule 'none'"):
+        await backfills.plan("none", **DAY)
 
 
 async def test_only_failed_tasks_start_again_with_the_present_graph_and_supersede_the_old_rows(

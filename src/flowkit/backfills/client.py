@@ -214,7 +214,7 @@ class Backfills:
         if found:
             return found
         before = await self._nearest(schedule, start, -1)
-        after = await self._nearest(schedule, past, 1)
+        after = await self._nearest(schedule, max(start, past), 1)
         if after is not None and start <= after < end:
             raise ConfigError(
                 f"no nominal time from {format_nominal(start)} to before {format_nominal(end)} has come yet: the first "
@@ -314,7 +314,7 @@ class Backfills:
         await self._store.cancel(backfill_id, running=running)
         runs = await self._store.runs(backfill_id, BackfillRunStatus.RUNNING)
         await asyncio.gather(*(self._cancel_run(backfill, run, running=running) for run in runs))
-        if not runs and not await self._is_driven(backfill_id):
+        if not runs:
             await self._store.close(await self._find(backfill_id))
         return await self.status(backfill_id)
 
