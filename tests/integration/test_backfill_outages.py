@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["frail_servers", "own"]
 
-pytestmark = [pytest.mark.server, pytest.mark.nightly]
+pytestmark = [pytest.mark.server, pytest.mark.nightly, pytest.mark.timeout(900)]
 
 GRAPH: dict[str, Any] = {"nodes": [node("a", inline={"at": {"$cel": "task.scheduled_at"}})]}
 TIMES = 500
@@ -59,7 +59,7 @@ async def test_a_backfill_of_500_nominal_times_is_exact_under_kills(
             engines.remove(victim)
             engines.append(harness.engine_process())
     await harness.release_tasks()
-    view = await eventually(look, 240)
+    view = await eventually(look, 600)
     assert (view.backfill.state, view.counts.text) == (BackfillState.FINISHED, f"{TIMES} succeeded")
     tasks = [each async for each in harness.db.tasks.find({}).sort("scheduled_at", 1)]
     planned = await backfills.plan(name, start="2026-11-01T00:00Z", end="2026-11-04T11:20Z")

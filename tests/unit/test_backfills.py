@@ -11,7 +11,7 @@ from flowkit import limits
 from flowkit.adapters.backfills import BackfillStore
 from flowkit.adapters.tasks.replace import replacing
 from flowkit.backfills.ranges import PAGE, check_range, empty_range, list_times, read_bound
-from flowkit.backfills.rules import SeenTask, Step, estimate_left_sec, next_step
+from flowkit.backfills.rules import BackfillStep, SeenTask, estimate_left_sec, next_step
 from flowkit.backfills.views import BackfillView
 from flowkit.errors import ConfigError
 from flowkit.graph.scheduled import Nominal, nominal_fields, read_nominal
@@ -109,6 +109,7 @@ def test_an_empty_range_names_the_times_around_it() -> None:
     )
 
 
+AGAIN = BackfillStep.START_AGAIN
 OPEN, OWN = SeenTask(is_open=True), SeenTask(is_own=True, status=TaskStatus.FINISHED)
 
 
@@ -120,21 +121,31 @@ def seen(status: TaskStatus | None) -> SeenTask:
 @pytest.mark.parametrize(
     ("task", "none", "failed", "all_"),
     [
-        (seen(None), Step.START, Step.START, Step.START),
-        (OWN, Step.AWAIT, Step.AWAIT, Step.AWAIT),
+        (seen(None), BackfillStep.START, BackfillStep.START, BackfillStep.START),
+        (OWN, BackfillStep.AWAIT, BackfillStep.AWAIT, BackfillStep.AWAIT),
         (OPEN, "runs already", "runs already", "runs already"),
         (seen(TaskStatus.QUEUED), "is queued already", "is queued already", "is queued already"),
-        (seen(TaskStatus.FINISHED), "has finished already", "has finished already", Step.START_AGAIN),
-        (seen(TaskStatus.FAILED), "which failed; `--existing failed`", Step.START_AGAIN, Step.START_AGAIN),
-        (seen(TaskStatus.CANCELLED), "which was cancelled", Step.START_AGAIN, Step.START_AGAIN),
+        (seen(TaskStatus.FINISHED), "has finished already", "has finished already", AGAIN),
+        (
+            seen(TaskStatus.FAILED),
+            "which failed; `--existing failed`",
+            BackfillStep.START_AGAIN,
+            BackfillStep.START_AGAIN,
+        ),
+        (
+            seen(TaskStatus.CANCELLED),
+            "which was cancelled",
+            BackfillStep.START_AGAIN,
+            BackfillStep.START_AGAIN,
+        ),
     ],
 )
 def test_what_becomes_of_a_nominal_time_whose_task_exists(
-    task: SeenTask, none: Step | str, failed: Step | str, all_: Step | str
+    task: SeenTask, none: BackfillStep | str, failed: BackfillStep | str, all_: BackfillStep | str
 ) -> None:
     for existing, wanted in ((Existing.NONE, none), (Existing.FAILED, failed), (Existing.ALL, all_)):
         step = next_step(task, existing, 0)
-        if isinstance(wanted, Step):
+        if isinstance(wanted, BackfillStep):
             assert step is wanted
         else:
             assert isinstance(step, BackfillOutcome)
@@ -143,7 +154,7 @@ def test_what_becomes_of_a_nominal_time_whose_task_exists(
 
 
 def test_retry_failed_starts_a_failed_task_again_whatever_existing_says() -> None:
-    assert next_step(seen(TaskStatus.FAILED), Existing.NONE, 1) is Step.START_AGAIN
+    assert next_step(seen(TaskStatus.FAILED), Existing.NONE, 1) is BackfillStep.START_AGAIN
     assert isinstance(next_step(seen(TaskStatus.FINISHED), Existing.NONE, 1), BackfillOutcome)
 
 

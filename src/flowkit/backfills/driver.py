@@ -16,7 +16,7 @@ from temporalio.service import RPCError
 
 from flowkit.adapters.tasks.stored_graphs import unpack_task
 from flowkit.attempt.workflows import WorkflowState, read_marker
-from flowkit.backfills.rules import SeenTask, Step, next_step
+from flowkit.backfills.rules import BackfillStep, SeenTask, next_step
 from flowkit.errors import (
     AdmissionRejected,
     ConfigError,
@@ -152,7 +152,7 @@ class Driver:
             step = next_step(seen, attempt.backfill.existing, attempt.run.tries)
             if isinstance(step, BackfillOutcome):
                 return step
-            if step is not Step.AWAIT:
+            if step is not BackfillStep.AWAIT:
                 if (stopped := await self._stop_before(attempt)) is not None:
                     return stopped
                 if not await self._start(attempt, step, reuse):
@@ -192,11 +192,11 @@ class Driver:
         present = await self._store.find(attempt.backfill.backfill_id)
         return present is not None and present.cancels_running
 
-    async def _start(self, attempt: _Try, step: Step, reuse: WorkflowIDReusePolicy) -> bool:
+    async def _start(self, attempt: _Try, step: BackfillStep, reuse: WorkflowIDReusePolicy) -> bool:
         """Start the task. Return False if something else has started it first."""
         task, nominal = await self._task(attempt), attempt.nominal
         try:
-            if step is Step.START_AGAIN:
+            if step is BackfillStep.START_AGAIN:
                 return await self._tasks.run_again(
                     attempt.run.task_id,
                     params=task["params"],

@@ -21,7 +21,7 @@ class SeenTask:
     """The status in its document; None if there is no document."""
 
 
-class Step(Enum):
+class BackfillStep(Enum):
     """What a backfill does next with a nominal time."""
 
     START = "start"
@@ -29,25 +29,25 @@ class Step(Enum):
     AWAIT = "await"
 
 
-def next_step(seen: SeenTask, existing: Existing, tries: int) -> Step | BackfillOutcome:
+def next_step(seen: SeenTask, existing: Existing, tries: int) -> BackfillStep | BackfillOutcome:
     """Return what a backfill does next, or the end of a nominal time whose task it leaves as it is.
 
     `tries` is how often `retry-failed` has started it again. Its failed task then starts again, whatever `existing` is.
     """
     if seen.is_own:
-        return Step.AWAIT
+        return BackfillStep.AWAIT
     if seen.is_open:
         return _skipped("its task runs already")
     if seen.status is None:
-        return Step.START
+        return BackfillStep.START
     if not seen.status.closed:
         return _skipped(f"its task is {seen.status.value} already")
     if existing is Existing.ALL:
-        return Step.START_AGAIN
+        return BackfillStep.START_AGAIN
     if seen.status is TaskStatus.FINISHED:
         return _skipped("its task has finished already")
     if existing is Existing.FAILED or tries:
-        return Step.START_AGAIN
+        return BackfillStep.START_AGAIN
     how = "failed" if seen.status is TaskStatus.FAILED else "was cancelled"
     return _skipped(f"it has a task, which {how}; `--existing failed` starts such tasks again")
 
