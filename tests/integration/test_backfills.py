@@ -7,6 +7,8 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import CancelledError
 
 from flowkit.backfills import BackfillState
 from flowkit.errors import ConfigError
@@ -24,6 +26,8 @@ pytestmark = pytest.mark.server
 GRAPH: dict[str, Any] = {"nodes": [node("a", "hourly")]}
 AT = {"at": {"$cel": "task.scheduled_at"}}
 DAY: Any = {"start": "2026-11-01T00:00:00Z", "end": "2026-11-01T06:00:00Z"}
+
+MORNING: Any = {"start": "2026-11-01T00:00:00Z", "end": "2026-11-01T03:00:00Z"}
 
 
 class Hourly(RoleHandler):
@@ -83,9 +87,40 @@ async def test_each_nominal_time_gets_a_task_with_its_values_and_a_second_backfi
     assert (view.counts.text, view.skipped[0].reason) == ("6 skipped", "its task has finished already")
 
 
+async def test_two_backfills_of_the_same_times_at_once_start_each_task_once(harness: Harness) -> None:
+    handler = Hourly()
+    await harness.engine()
+    await harness.worker({"hourly": handler})
+    name, backfills = await hourly(harness)
+    made = await asyncio.gather(
+        *(backfills.create(name, **DAY, order=order) for order in ("oldest", "newest"))
+    )
+    views = [await ended(backfills, each.backfill.backfill_id) for each in made]
+    assert sum(view.counts.succeeded for view in views) == 6
+    assert sum(view.counts.skipped for view in views) == 6
+    assert sorted(handler.hours) == [*range(6)]
+
+
+async def test_a_refused_graph_fails_each_time_with_its_reason_until_it_is_corrected(
+    harness: Harness,
+) -> None:
+    await harness.engine()
+    unknown = {"nodes": [{"node_id": "a", "type": "coordinator_fn", "io": {"fn": "nope"}}]}
+    name, backfills = await hourly(harness, graph=unknown)
+    made = await backfills.create(name, start="2026-11-01", end="2026-11-01T02:00Z")
+    view = await ended(backfills, made.backfill.backfill_id)
+    assert (view.counts.text, {each.code for each in view.failed}) == ("2 failed", {"invalid_graph"})
+    assert "'nope'" in (view.failed[0].reason or "")
+    schedules = await harness.coordinator.schedules()
+    await schedules.update(name, graph={"nodes": [{"node_id": "a", "type": "coordinator_fn"}]})
+    await backfills.retry_failed(made.backfill.backfill_id)
+    assert (await ended(backfills, made.backfill.backfill_id)).counts.text == "2 succeeded"
+
+
 async def test_a_slot_is_used_as_soon_as_one_task_ends_and_a_cancel_leaves_nothing_queued(
     harness: Harness,
 ) -> None:
+    harness.settings["cancel_grace_sec"] = 0.2
     slowest = asyncio.Event()
     handler = Hourly(lambda hour: slowest.wait() if hour in {0, 9} else None)
     await harness.engine()
@@ -98,14 +133,21 @@ async def test_a_slot_is_used_as_soon_as_one_task_ends_and_a_cancel_leaves_nothi
         return sorted(handler.hours) == [*range(10)]
 
     await eventually(both_slots_are_held)
-    view = await backfills.cancel(backfill_id)
-    assert (view.backfill.state, view.counts.text) == (
-        BackfillState.CANCELLING,
-        "2 running, 8 succeeded, 14 cancelled",
-    )
-    slowest.set()
+    workflow = (await harness.client()).get_workflow_handle(f"backfill:{backfill_id}")
+    await workflow.cancel()
+
+    async def is_cancelling() -> bool:
+        view = await backfills.status(backfill_id)
+        return view.counts.text == "2 running, 8 succeeded, 14 cancelled"
+
+    await eventually(is_cancelling)
+    view = await backfills.cancel(backfill_id, running=True)
+    assert (view.backfill.state, view.counts.pending) == (BackfillState.CANCELLING, 0)
     view = await ended(backfills, backfill_id)
-    assert (view.backfill.state, view.counts.text) == (BackfillState.CANCELLED, "10 succeeded, 14 cancelled")
+    assert (view.backfill.state, view.counts.text) == (BackfillState.CANCELLED, "8 succeeded, 16 cancelled")
+    with pytest.raises(WorkflowFailureError) as caught:
+        await workflow.result()
+    assert isinstance(caught.value.cause, CancelledError)
     assert await harness.db.tasks.count_documents({}) == 10
 
 
@@ -162,7 +204,7 @@ async def test_a_range_without_past_times_names_those_around_it(harness: Harness
 async def test_only_failed_tasks_start_again_with_the_present_graph_and_supersede_the_old_rows(
     harness: Harness,
 ) -> None:
-    broken = {2, 3}
+    broken = {1, 2}
 
     def work(hour: int) -> None:
         if hour in broken:
@@ -173,10 +215,10 @@ async def test_only_failed_tasks_start_again_with_the_present_graph_and_supersed
     await harness.worker({"hourly": handler})
     graph = {"nodes": [node("before", "hourly"), node("a", "hourly", "before")]}
     name, backfills = await hourly(harness, graph=graph)
-    made = await backfills.create(name, **DAY)
+    made = await backfills.create(name, **MORNING)
     backfill_id = made.backfill.backfill_id
     view = await ended(backfills, backfill_id)
-    assert (view.counts.text, [each.at.hour for each in view.failed]) == ("4 succeeded, 2 failed", [2, 3])
+    assert (view.counts.text, [each.at.hour for each in view.failed]) == ("1 succeeded, 2 failed", [1, 2])
     assert "no data yet" in (view.failed[0].reason or "")
 
     broken.clear()
@@ -185,7 +227,7 @@ async def test_only_failed_tasks_start_again_with_the_present_graph_and_supersed
     await schedules.update(name, graph={"nodes": [node("a", "hourly"), node("after", "hourly", "a")]})
     _, count = await backfills.retry_failed(backfill_id)
     view = await ended(backfills, backfill_id)
-    assert (count, view.counts.text, sorted(handler.hours)) == (2, "6 succeeded", [2, 2, 3, 3])
+    assert (count, view.counts.text, sorted(handler.hours)) == (2, "3 succeeded", [1, 1, 2, 2])
     task_id = f"{name}-2026-11-01T02:00:00Z"
     document = await harness.document(task_id)
     assert {each["node_id"]: each["status"] for each in document["graph"]["nodes"]} == {
@@ -197,8 +239,8 @@ async def test_only_failed_tasks_start_again_with_the_present_graph_and_supersed
     assert await harness.db.artifacts.count_documents({"task_id": task_id, "node_id": "before"}) == 0
 
     handler.hours.clear()
-    everything = await backfills.create(name, **DAY, existing="all")
+    everything = await backfills.create(name, **MORNING, existing="all")
     view = await ended(backfills, everything.backfill.backfill_id)
-    assert (view.counts.text, len(handler.hours)) == ("6 succeeded", 12)
-    none = await backfills.create(name, **DAY, existing="failed")
-    assert (await ended(backfills, none.backfill.backfill_id)).counts.text == "6 skipped"
+    assert (view.counts.text, len(handler.hours)) == ("3 succeeded", 6)
+    none = await backfills.create(name, **MORNING, existing="failed")
+    assert (await ended(backfills, none.backfill.backfill_id)).counts.text == "3 skipped"

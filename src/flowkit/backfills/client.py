@@ -15,6 +15,7 @@ from temporalio.exceptions import WorkflowAlreadyStartedError
 from flowkit import limits, products
 from flowkit.adapters.backfills import BackfillStore
 from flowkit.adapters.tasks.stored_graphs import pack_task
+from flowkit.attempt.pollers import recent_pollers
 from flowkit.attempt.workflows import WorkflowState, look_up, read_marker
 from flowkit.backfills.ranges import check_range, empty_range, list_times, read_bound
 from flowkit.backfills.rules import estimate_left_sec
@@ -296,11 +297,15 @@ class Backfills:
             skipped=await self._store.runs(backfill_id, BackfillRunStatus.SKIPPED, _SHOWN),
             left_sec=None if backfill.state.ended else estimate_left_sec(seconds, left, backfill.max_active),
             is_driven=backfill.state.ended or await self._is_driven(backfill_id),
+            has_engine=backfill.state.ended or await self._has_engine(backfill),
         )
 
     async def _is_driven(self, backfill_id: str) -> bool:
         workflow_id = temporal_names.backfill_workflow_id(backfill_id)
         return (await look_up(self._client, workflow_id)).state is WorkflowState.OPEN
+
+    async def _has_engine(self, backfill: StoredBackfill) -> bool:
+        return bool(await recent_pollers(self._client, temporal_names.backfill_queue(backfill.queue)))
 
     async def cancel(self, backfill_id: str, *, running: bool = False) -> BackfillView:
         """Start no more tasks of a backfill. When this returns, none of its pending nominal times will start.

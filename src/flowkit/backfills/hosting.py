@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _BEAT_SEC = 1.0
 """Seconds between heartbeats. Without them for ten seconds, another engine takes over."""
-_COUNT_BEATS = 5
+_COUNT_BEATS = 10
 """After so many heartbeats, one has new counts for the Web UI."""
 _BACKFILLS_AT_ONCE = 1_000
 """Backfills that one engine runs at once. Each of them mostly waits."""

@@ -30,6 +30,8 @@ class BackfillView:
     """How long it still takes, in seconds, if the next tasks last as long as the latest ones; None if unknown."""
     is_driven: bool = True
     """Whether Temporal runs its workflow. If not, nothing of an open backfill continues."""
+    has_engine: bool = True
+    """Whether an engine has asked for work on backfills within the last 70 seconds."""
 
     @property
     def percent(self) -> int:
@@ -68,6 +70,7 @@ class BackfillView:
             **self.as_json(),
             "left_sec": self.left_sec,
             "is_driven": self.is_driven,
+            "has_engine": self.has_engine,
             "running": [run_as_json(each) for each in self.running],
             "failed": [run_as_json(each) for each in self.failed],
             "skipped": [run_as_json(each) for each in self.skipped],

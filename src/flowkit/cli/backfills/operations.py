@@ -156,6 +156,10 @@ def print_backfill(view: BackfillView) -> None:
             f"its workflow does not run, so nothing starts; `flowkit backfill retry-failed {backfill.backfill_id}` "
             "starts it again, and `flowkit backfill cancel` ends the backfill"
         )
+    elif not view.has_engine:
+        output.warn(
+            f"no engine polls queue {backfill.queue!r}, so nothing starts; start one with `flowkit engine`"
+        )
     for title, runs, count in (
         ("RUNNING", view.running, view.counts.running),
         ("FAILED", view.failed, view.counts.failed),
