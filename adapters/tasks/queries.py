@@ -249,6 +249,12 @@ class TaskQueries:
         return None if found is None else found["status"]
 
     @translate_errors
+    async def ended(self, task_ids: Collection[str]) -> list[str]:
+        """Return which of these tasks have ended."""
+        wanted = {"id": {"$in": [*task_ids]}, "finished_at": {"$ne": None}}
+        return [document["id"] async for document in self._db.tasks.find(wanted, {"_id": 0, "id": 1})]
+
+    @translate_errors
     async def variables(self, task_id: str) -> dict[str, Any] | None:
         """Return the variables of a task without the rest of its document; None if there is none.
 

@@ -690,6 +690,10 @@ class TaskClient:
         found = await self._catalog.status(task_id, namespace_id=await self._namespace.id())
         return None if found is None else TaskStatus(found)
 
+    async def find_ended(self, task_ids: Collection[str]) -> list[str]:
+        """Return which of these tasks have ended, by their documents. Raise StoreUnavailable."""
+        return await self._catalog.ended(task_ids)
+
     async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
 

@@ -16,6 +16,7 @@ from temporalio.service import RPCError
 
 from flowkit.adapters.tasks.stored_graphs import unpack_task
 from flowkit.attempt.workflows import WorkflowState, read_marker
+from flowkit.backfills.ends import TaskEnds
 from flowkit.backfills.rules import BackfillStep, SeenTask, next_step
 from flowkit.errors import (
     AdmissionRejected,
@@ -53,6 +54,11 @@ _LOOK_SEC = 2.0
 """How often a backfill looks whether it was cancelled, or has tasks to start again."""
 _PAUSES_SEC = (0.2, 1.0, 5.0)
 """Pauses after errors that pass. The last one repeats."""
+_LONGEST_WAIT_SEC = 20.0
+"""After this time, a backfill asks Temporal for a task whose document shows no end: the document may be lost."""
+_CLOSING_SEC = 0.1
+"""A workflow closes a moment after its document shows the end, and a run opens the document of an ended task again a
+moment after its start."""
 _START_PAUSES_SEC = (0.0, 0.1, 0.5, 2.0)
 """Pauses before the tries to start a task. Something else may start it, or end, between a look and a start."""
 _REASON_CHARS = 1_000
@@ -79,6 +85,7 @@ class Driver:
     def __init__(self, tasks: TaskClient, store: BackfillStore) -> None:
         self._tasks = tasks
         self._store = store
+        self._ends = TaskEnds(tasks.find_ended)
 
     async def cancel(self, backfill_id: str) -> None:
         """Start no more tasks of a backfill."""
@@ -230,6 +237,7 @@ class Driver:
         """Await the end of the task. A cancel of all tasks may have missed one that has just started."""
         if await self._is_cancelling_all(attempt):
             await self._tasks.cancel_task(attempt.run.task_id, reason=_CANCEL_REASON)
+        await self._await_close(attempt.run.task_id)
         try:
             await self._tasks.result(attempt.run.task_id)
         except TaskFailed as error:
@@ -239,6 +247,19 @@ class Driver:
         except UnknownTask:
             return _failed("neither Temporal nor MongoDB has its task any more", UnknownTask.code)
         return BackfillOutcome(status=BackfillRunStatus.SUCCEEDED)
+
+    async def _await_close(self, task_id: str) -> None:
+        """Wait until the workflow of a task has closed, or a request for admission has ended without one."""
+        while True:
+            state = (await self._tasks.look_up(task_id)).state
+            if state is WorkflowState.CLOSED:
+                return
+            if state is WorkflowState.ABSENT:
+                pending = await self._tasks.find_pending(task_id)
+                if pending is None or pending.error is not None:
+                    return
+            await self._ends.wait(task_id, _LONGEST_WAIT_SEC)
+            await asyncio.sleep(_CLOSING_SEC)
 
     async def _admitted(self, attempt: _Try) -> BackfillOutcome:
         """Submit the task to the admission queue, and await its end."""
