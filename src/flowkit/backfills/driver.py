@@ -54,6 +54,8 @@ _LOOK_SEC = 2.0
 """How often a backfill looks whether it was cancelled, or has tasks to start again."""
 _PAUSES_SEC = (0.2, 1.0, 5.0)
 """Pauses after errors that pass. The last one repeats."""
+_STARTS_AT_ONCE = 4
+"""Starts of an engine at once, of all backfills. Hundreds of them would delay the tasks that the engine runs."""
 _LONGEST_WAIT_SEC = 20.0
 """After this time, a backfill asks Temporal for a task whose document shows no end: the document may be lost."""
 _CLOSING_SEC = 0.1
@@ -86,6 +88,7 @@ class Driver:
         self._tasks = tasks
         self._store = store
         self._ends = TaskEnds(tasks.find_ended)
+        self._starting = asyncio.Semaphore(_STARTS_AT_ONCE)
 
     async def cancel(self, backfill_id: str) -> None:
         """Start no more tasks of a backfill."""
@@ -143,16 +146,17 @@ class Driver:
         )
         attempt = _Try(backfill=backfill, run=run, owner=owner)
         try:
-            if backfill.admission is not None:
-                return await self._admitted(attempt)
-            return await self._started(attempt)
+            async with self._starting:
+                begin = self._begin_task if backfill.admission is None else self._submit_task
+                skipped = await begin(attempt)
+            return skipped or await self._await_end(attempt)
         except FlowKitError as error:
             if error.retryable or isinstance(error, AdmissionRejected):
                 raise
             return _failed(error, error.code)
 
-    async def _started(self, attempt: _Try) -> BackfillOutcome:
-        """Start the task, unless it is to be left as it is, and await its end."""
+    async def _begin_task(self, attempt: _Try) -> BackfillOutcome | None:
+        """Start the task, unless it has started. Return the end of a nominal time whose task is left as it is."""
         for pause_sec in _START_PAUSES_SEC:
             await asyncio.sleep(pause_sec)
             seen, reuse = await self._look(attempt)
@@ -164,7 +168,7 @@ class Driver:
                     return stopped
                 if not await self._start(attempt, step, reuse):
                     continue
-            return await self._await_end(attempt)
+            return None
         raise TaskIdTaken(
             f"task id {attempt.run.task_id!r} belongs to a workflow that another deployment or program has started"
         )
@@ -261,8 +265,8 @@ class Driver:
             await self._ends.wait(task_id, _LONGEST_WAIT_SEC)
             await asyncio.sleep(_CLOSING_SEC)
 
-    async def _admitted(self, attempt: _Try) -> BackfillOutcome:
-        """Submit the task to the admission queue, and await its end."""
+    async def _submit_task(self, attempt: _Try) -> BackfillOutcome | None:
+        """Submit the task to the admission queue, as `_begin_task` starts it."""
         backfill, task_id = attempt.backfill, attempt.run.task_id
         assert backfill.admission is not None
         if await self._tasks.find_pending(task_id) is None:
@@ -280,7 +284,7 @@ class Driver:
                 task_id=task_id,
                 nominal=attempt.nominal,
             )
-        return await self._await_end(attempt)
+        return None
 
 
 def _failed(reason: object, code: str) -> BackfillOutcome:
