@@ -14,7 +14,7 @@ from flowkit.testing import memory_database
 from tests.admission.memory import MemoryStore, Shared
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterable, Sequence
     from typing import Self
 
 
@@ -153,6 +153,35 @@ async def test_a_request_that_ends_while_it_is_next_leaves_its_turn_to_the_one_a
     await play.end(["a0"])
     await play.queue.cancel("a1", reason="test", by="me")
     assert await play.dispatch(2) == ["a2"]
+
+
+class EndsBeforeItCounts(MemoryStore):
+    """A store in which requests end after a process has read what is ready, and before it reads what is active."""
+
+    ends: Sequence[str] = ()
+
+    async def active_counts(self, holders: Collection[str]) -> dict[str, int]:
+        """Let the requests end at another process, which wakes the next ones."""
+        ended, self.ends = self.ends, ()
+        if ended:
+            other: Any = MemoryStore(self._shared)
+            queue = AdmissionQueue(other, clock=lambda: 1_000.0, new_id=lambda: "other")
+            await asyncio.gather(*(queue.report(id, Report(state=State.COMPLETED)) for id in ended))
+        return await super().active_counts(holders)
+
+
+@pytest.mark.parametrize("holder", ["user", "tenant"])
+async def test_a_request_that_is_woken_during_a_dispatch_starts_before_a_later_one(holder: str) -> None:
+    own = {"default": Override(max_active=1)} if holder == "tenant" else {}
+    play = Play(Limits(max_active=9, max_active_per_user=None if own else 1, tenants=own))
+    await play.submit("a1", "a2")
+    assert await play.dispatch(2) == ["a1"]
+    await play.submit("a3")
+    play.queue = play.new_process(EndsBeforeItCounts)
+    store: Any = play.queue.store
+    store.ends = ["a1"]
+    assert await play.dispatch() == ["a2"]
+    assert await play.dispatch() == []
 
 
 # --- new limits

@@ -1080,9 +1080,35 @@ class AdmissionQueue:
             wanted = _wanted(limits, ready)
             if not has_compared:
                 wanted, has_compared = wanted - Counter(choice.taken), True
-            if not await self._wake_lanes(limits, wanted):
+            if await self._wake_lanes(limits, wanted):
+                continue
+            overlooked = await self._overlooked(limits, ready, chosen)
+            if not overlooked:
                 break
+            await self._wake(limits, overlooked, {})
         return chosen
+
+    async def _overlooked(
+        self, limits: Limits, ready: Sequence[Fields], chosen: Sequence[Fields]
+    ) -> set[str]:
+        """Return the users and tenants with a chosen request before which another one waits that `ready` lacks.
+
+        It may have waited apart when `ready` was read, and be woken since by the end that made room for the chosen one.
+        """
+        last: dict[str, tuple[int, int]] = {
+            holder: (item["rank"], item["seq"])
+            for item in chosen
+            for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
+        }
+        if not last:
+            return set()
+        before = {**last, None: max(last.values())}
+        return {
+            holder
+            for item in await self.store.waiting_before(before, known=[item["_id"] for item in ready])
+            for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
+            if holder in last and (item["rank"], item["seq"]) < last[holder]
+        }
 
     async def _first_ready(self, most: int, *, limited: bool) -> list[Fields]:
         """Return requests that wait for a slot: with their bodies if there is nothing else for which they

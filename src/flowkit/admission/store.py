@@ -270,6 +270,24 @@ class AdmissionStore:
         return [item async for item in found if item["state"] == State.QUEUED and item["lane"] is None]
 
     @translate_errors
+    async def waiting_before(
+        self, places: Mapping[str | None, tuple[int, int]], *, known: Collection[str]
+    ) -> list[Fields]:
+        """Return requests in these lanes that wait before a place, given as rank and number, but for the known ones.
+
+        It is one read, so it does not miss those that move between the lanes. Lane None has those that are ready.
+        """
+        waiting = {"queue": self.queue, "state": State.QUEUED.value}
+        earlier = [
+            {**waiting, "lane": lane, **before}
+            for lane, (rank, seq) in places.items()
+            for before in ({"rank": {"$lt": rank}}, {"rank": rank, "seq": {"$lt": seq}})
+        ]
+        shown = {"tenant": 1, "user_id": 1, "rank": 1, "seq": 1}
+        found = self._items.find({"$or": earlier, "_id": {"$nin": list(known)}}, shown).limit(_MANY)
+        return [item async for item in found]
+
+    @translate_errors
     async def count_before(self, item: Fields) -> int:
         """Return how many waiting requests start before this one."""
         waiting = {"queue": self.queue, "state": State.QUEUED.value}
