@@ -276,12 +276,13 @@ class Rounds:
     ) -> str:
         entries = sorted(self._queue.entries, key=lambda each: (each.state, each.place))
         lines = [
-            f"{self.site.name}, round {self.number}, {seconds:.1f} s after these operations:",
-            *(f"  {operation}" for chain in chains for operation in chain),
+            f"{self.site.name}, round {self.number}, {seconds:.1f} s after its operations:",
+            *(f"  {each}" for each in problems),
+            f"the answers are {dict(answers)}",
             f"with the limits {vars(self._caps)} and the queue",
             *(f"  {each.place} {each.id} {each.owner} {each.state}" for each in entries),
-            f"the answers are {dict(answers)}",
-            *(f"  {each}" for each in problems),
+            "the operations are",
+            *(f"  {operation}" for chain in chains for operation in chain),
         ]
         return "\n".join(lines)
 
