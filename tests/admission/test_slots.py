@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Iterable, Sequence
     from typing import Self
 
+    from flowkit.admission.store import Hold
+
 
 class Clock:
     """A clock that tests set forward."""
@@ -182,6 +184,29 @@ async def test_a_request_that_is_woken_during_a_dispatch_starts_before_a_later_o
     store.ends = ["a1"]
     assert await play.dispatch() == ["a2"]
     assert await play.dispatch() == []
+
+
+class RefusesTheFirst(MemoryStore):
+    """A store in which the first entry of a user does not fit, and the user has room for the next one."""
+
+    refuses = False
+
+    async def hold(self, holds: Sequence[Hold]) -> list[bool]:
+        """Add the entries, but for the first one."""
+        if not self.refuses or holds[0].list != "active":
+            return await super().hold(holds)
+        return [False, *await super().hold(holds[1:])]
+
+
+async def test_a_request_does_not_start_if_an_earlier_one_of_its_user_got_no_room_with_it() -> None:
+    play = Play(Limits(max_active=9, max_active_per_user=2))
+    play.queue = play.new_process(RefusesTheFirst)
+    store: Any = play.queue.store
+    await play.submit("a1", "a2", "b1")
+    store.refuses = True
+    assert await play.dispatch() == ["b1"]
+    store.refuses = False
+    assert await play.dispatch() == ["a1", "a2"]
 
 
 # --- new limits

@@ -71,7 +71,7 @@ from flowkit.models.admission import RANKS, Admission, Priority
 from flowkit.text import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.adapters.mongo import Database
 
@@ -1152,8 +1152,9 @@ class AdmissionQueue:
     async def _start(self, token: str, items: Sequence[Fields]) -> list[Fields]:
         """Give the slots of a step to the requests that still wait and may have one. Return these requests."""
         limits, at = await self.limits(), self.clock()
-        refused = await self._add("active", partial(rules.recorded_active, limits), token, items)
-        allowed = [item for item in items if item["_id"] not in refused]
+        holders_of = partial(rules.recorded_active, limits)
+        refused = await self._add("active", holders_of, token, items)
+        allowed = [*_in_turn(items, refused, holders_of)]
         await self._add_bodies(allowed)
         changes = {item["_id"]: _start_of(item, token, at) for item in allowed}
         updates = [_change(item, *changes[item["_id"]]) for item in allowed]
@@ -1484,6 +1485,23 @@ def _start_of(item: Fields, token: str, at: float) -> tuple[Fields, Sequence[Fie
         return {**fields, "state": State.STARTING.value, "tries": 0, "due_at": at + SESSION_SEC}, ()
     fields |= {"state": State.ACTIVE.value, "started_at": at, "due_at": rules.overdue_at(item, at)}
     return fields, rules.popped(item, at)
+
+
+def _in_turn(
+    items: Iterable[Fields],
+    refused: Mapping[str, Hold],
+    holders_of: Callable[[str, str], Mapping[str, int | None]],
+) -> Iterator[Fields]:
+    """Yield the items, in their order, but for those that were refused, and later ones of the same user or tenant.
+
+    What these hold may have become free in between, and is for the earlier ones.
+    """
+    full: set[str] = set()
+    for item in items:
+        if (hold := refused.get(item["_id"])) is not None:
+            full.add(hold.holder)
+        elif full.isdisjoint(holders_of(item["tenant"], item["user_id"])):
+            yield item
 
 
 def _has(item: Fields | None, hold: tuple[str, str, str]) -> bool:

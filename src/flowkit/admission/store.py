@@ -283,9 +283,9 @@ class AdmissionStore:
             for lane, (rank, seq) in places.items()
             for before in ({"rank": {"$lt": rank}}, {"rank": rank, "seq": {"$lt": seq}})
         ]
-        shown = {"tenant": 1, "user_id": 1, "rank": 1, "seq": 1}
+        shown = {"state": 1, "tenant": 1, "user_id": 1, "rank": 1, "seq": 1}
         found = self._items.find({"$or": earlier, "_id": {"$nin": list(known)}}, shown).limit(_MANY)
-        return [item async for item in found]
+        return [item async for item in found if item["state"] == State.QUEUED]
 
     @translate_errors
     async def count_before(self, item: Fields) -> int:
