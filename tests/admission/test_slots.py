@@ -10,6 +10,7 @@ import pytest
 from flowkit.admission.models import Door, Kind, Limits, Override, Report, Request, State
 from flowkit.admission.queue import LIMITS_SEC, AdmissionQueue
 from flowkit.admission.store import AdmissionStore
+from flowkit.models.admission import Priority
 from flowkit.testing import memory_database
 from tests.admission.memory import MemoryStore, Shared
 
@@ -184,6 +185,18 @@ async def test_a_request_that_is_woken_during_a_dispatch_starts_before_a_later_o
     store.ends = ["a1"]
     assert await play.dispatch() == ["a2"]
     assert await play.dispatch() == []
+
+
+@on_both_stores
+async def test_what_waits_before_a_place_is_found_where_it_waits(kind: type[Play]) -> None:
+    play = await kind(Limits(max_active=1, max_active_per_user=1)).prepared()
+    await play.submit("a1", "a2", "a3", "b1", "b2", "c1")
+    assert await play.dispatch(2) == ["a1"]
+    store, rank = play.queue.store, Priority.NORMAL.rank
+    await store.park("u/default/a", keep=[])
+    found = await store.waiting_before({"u/default/a": (rank, 3), None: (rank, 6)}, known=["b1"])
+    assert {item["_id"] for item in found} == {"a2", "b2"}
+    assert not await store.waiting_before({"u/default/a": (rank, 2), None: (rank - 1, 6)}, known=())
 
 
 class RefusesTheFirst(MemoryStore):

@@ -278,14 +278,15 @@ class AdmissionStore:
         It is one read, so it does not miss those that move between the lanes. Lane None has those that are ready.
         """
         waiting = {"queue": self.queue, "state": State.QUEUED.value}
+        ready = {"_id": {"$nin": list(known)}}
         earlier = [
-            {**waiting, "lane": lane, **before}
+            {**waiting, "lane": lane, **before, **({} if lane else ready)}
             for lane, (rank, seq) in places.items()
             for before in ({"rank": {"$lt": rank}}, {"rank": rank, "seq": {"$lt": seq}})
         ]
         shown = {"state": 1, "tenant": 1, "user_id": 1, "rank": 1, "seq": 1}
-        found = self._items.find({"$or": earlier, "_id": {"$nin": list(known)}}, shown).limit(_MANY)
-        return [item async for item in found if item["state"] == State.QUEUED]
+        found = self._items.find({"$or": earlier}, shown).limit(_MANY)
+        return [item async for item in found if item["state"] == State.QUEUED and item["_id"] not in known]
 
     @translate_errors
     async def count_before(self, item: Fields) -> int:
