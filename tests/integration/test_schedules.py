@@ -84,6 +84,10 @@ async def test_tasks_have_the_id_and_the_values_of_their_nominal_time_after_a_re
         document = await harness.document(run.task_id)
         assert (document["scheduled_at"], document["params"]) == (nominal, {"at": nominal})
 
+    [listed] = [each for each in await schedules.list_schedules() if each.name == name]
+    history = {each.task_id: each.status for each in (await schedules.history([listed]))[name]}
+    assert history.items() >= {(run.task_id, "finished") for run in view.runs}
+
     task_id, nominal = view.runs[0].task_id, view.runs[0].scheduled_at.strftime("%Y-%m-%dT%H:%M:%SZ")
     await harness.coordinator.rerun(task_id, ["a"])
     assert await seen(harness, task_id) == [[nominal] * 3]
@@ -92,6 +96,7 @@ async def test_tasks_have_the_id_and_the_values_of_their_nominal_time_after_a_re
     assert await seen(harness, task_id) == [[nominal] * 3]
 
     await schedules.delete(name)
+    assert await (await harness.coordinator.schedules()).history([listed]) == {}
     assert (await harness.document(task_id))["scheduled_at"] == nominal
     with pytest.raises(ConfigError, match=f"there is no schedule {name!r}"):
         await schedules.show(name)
@@ -177,6 +182,12 @@ async def test_tasks_that_an_engine_refuses_are_shown_with_the_reason(harness: H
     view = await ended_runs(schedules, name, 1)
     assert (view.runs[0].status, view.runs[0].code) == ("failed", "invalid_graph")
     assert "missing.one" in (view.problem or "")
+    [listed] = [each for each in await eventually(schedules.list_schedules) if each.name == name]
+    history = (await schedules.history([listed]))[name]
+    refused = [each for each in history if each.status == "refused"]
+    assert [(each.task_id, "missing.one" in (each.reason or "")) for each in refused] == [
+        (view.runs[0].task_id, True)
+    ]
 
     async def paused() -> bool:
         return (await schedules.show(name)).paused

@@ -14,7 +14,6 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.schedule.v1 import SchedulePatch, TriggerImmediatelyRequest
 from temporalio.api.workflowservice.v1 import ListScheduleMatchingTimesRequest, PatchScheduleRequest
 from temporalio.client import (
-    ScheduleActionExecutionStartWorkflow,
     ScheduleActionStartWorkflow,
     ScheduleAlreadyRunningError,
     ScheduleState,
@@ -22,17 +21,18 @@ from temporalio.client import (
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit import reason_codes
+from flowkit import limits
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.errors import ConfigError, TaskCancelled, TaskFailed, UnknownTask
 from flowkit.graph.scheduled import format_nominal
 from flowkit.models import temporal_names
 from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner
+from flowkit.schedules.history import REFUSED, Histories, NominalTime, task_id_of
 from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition, ScheduleStep, plan_changes
 from flowkit.schedules.times import ScheduleOptions, ScheduleTimes, never_fires, spec_error, times_of
 from flowkit.schedules.views import ScheduledRun, ScheduleView
 from flowkit.text import one_line, truncate
-from flowkit.validation.arguments import require, text_problem
+from flowkit.validation.arguments import require, text_problem, whole_problem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -55,8 +55,6 @@ _NOTE_CHARS = 1_000
 _RESULT_SEC = 5.0
 _TRIGGER_SEC = 10.0
 _TRIGGER_LOOK_SEC = 0.1
-_REFUSED = frozenset({reason_codes.INVALID_GRAPH, reason_codes.CONDITIONS_TOO_LARGE})
-"""Codes of tasks that an engine has not begun."""
 _WRITTEN = frozenset({ScheduleStep.CREATE, ScheduleStep.UPDATE})
 
 
@@ -72,6 +70,7 @@ class Schedules:
         self._client = client
         self._tasks = tasks
         self._queue = queue
+        self._histories = Histories(client, tasks, self._find_own, self._matching)
 
     async def create(
         self,
@@ -158,7 +157,7 @@ class Schedules:
                     paused=each.schedule.state.paused,
                     note=each.schedule.state.note or "",
                     next_times=each.info.next_action_times,
-                    last_task=_task_id(recent[-1]) if recent else None,
+                    last_task=task_id_of(recent[-1]) if recent else None,
                 )
                 views.append(view)
         return sorted(views, key=lambda view: view.name)
@@ -169,20 +168,35 @@ class Schedules:
         view = await self._view(description)
         runs = await asyncio.gather(*(self._run(each) for each in reversed(description.info.recent_actions)))
         last = runs[0] if runs else None
-        refused = last.reason if last is not None and last.code in _REFUSED else None
+        refused = last.reason if last is not None and last.code in REFUSED else None
         return replace(view, runs=runs, problem=view.problem or refused)
 
     async def times(self, name: str, start: datetime, end: datetime) -> list[datetime]:
         """Return the nominal times of a schedule between two times, in UTC: at most 1,000."""
         await self._describe(name)
+        return await self._matching(name, start, end)
+
+    async def _matching(self, name: str, start: datetime, end: datetime) -> list[datetime]:
         bounds = [Timestamp(), Timestamp()]
         for bound, at in zip(bounds, (start, end), strict=True):
             bound.FromDatetime(at.astimezone(UTC))
         request = ListScheduleMatchingTimesRequest(
             namespace=self._client.namespace, schedule_id=name, start_time=bounds[0], end_time=bounds[1]
         )
-        found = await self._client.workflow_service.list_schedule_matching_times(request)
+        found = await self._client.workflow_service.list_schedule_matching_times(request, retry=True)
         return [each.ToDatetime(UTC) for each in found.start_time]
+
+    async def history(
+        self, views: Sequence[ScheduleView], *, count: int = 60
+    ) -> dict[str, tuple[NominalTime, ...]]:
+        """Return by name the latest `count` nominal times of these schedules, with what has become of each.
+
+        The oldest comes first, and three coming times of each schedule that is not paused are the last ones. Times
+        without a task are known since the last change of a schedule. `views` are some that `list_schedules` has
+        returned; those that were deleted since are absent. Raise StoreUnavailable if MongoDB does not respond.
+        """
+        require(whole_problem(count, "count", 1, limits.SCHEDULE_HISTORY))
+        return await self._histories.read(views, count)
 
     async def pause(self, name: str, *, note: str = "") -> None:
         """Stop starting tasks, until `resume`. Tasks that run continue, and times that pass start nothing."""
@@ -208,7 +222,7 @@ class Schedules:
             until = time.monotonic() + _TRIGGER_SEC
             while time.monotonic() < until:
                 info = (await handle.describe()).info
-                if wanted in map(_task_id, info.recent_actions):
+                if wanted in map(task_id_of, info.recent_actions):
                     return wanted
                 if info.num_actions_skipped_overlap > before.num_actions_skipped_overlap:
                     return None
@@ -335,6 +349,13 @@ class Schedules:
             )
         return found
 
+    async def _find_own(self, name: str) -> ScheduleDescription | None:
+        """Return a schedule; None if this deployment has none of this name."""
+        try:
+            return await self._find(name)
+        except ConfigError:
+            return None
+
     async def _definition(self, description: ScheduleDescription) -> ScheduleDefinition:
         found = await self._tasks.read_scheduled(description.id, await self._input(description))
         task = found or {"graph": {}, "params": {}}
@@ -358,7 +379,7 @@ class Schedules:
             paused=description.schedule.state.paused,
             note=description.schedule.state.note or "",
             next_times=info.next_action_times,
-            last_task=_task_id(recent[-1]) if recent else None,
+            last_task=task_id_of(recent[-1]) if recent else None,
             task={"graph": definition.graph, "params": definition.params},
             started=info.num_actions,
             missed=info.num_actions_missed_catchup_window,
@@ -367,7 +388,7 @@ class Schedules:
         )
 
     async def _run(self, action: ScheduleActionResult) -> ScheduledRun:
-        run = ScheduledRun(task_id=_task_id(action), scheduled_at=action.scheduled_at, status="running")
+        run = ScheduledRun(task_id=task_id_of(action), scheduled_at=action.scheduled_at, status="running")
         if (await self._tasks.look_up(run.task_id)).state is WorkflowState.OPEN:
             return run
         try:
@@ -381,12 +402,6 @@ class Schedules:
         except TimeoutError:
             return run
         return replace(run, status=result.status.value)
-
-
-def _task_id(result: ScheduleActionResult) -> str:
-    """Return the id of the task that a schedule has started."""
-    started = result.action
-    return started.workflow_id if isinstance(started, ScheduleActionExecutionStartWorkflow) else ""
 
 
 def _free_second(info: ScheduleInfo, now: datetime) -> datetime:
