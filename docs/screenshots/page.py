@@ -158,8 +158,8 @@ async def page_pictures(mongo_url: str, web_ui: str, folder: Path) -> None:
             await page.screenshot(path=folder / f"ui-{name}.png", animations="disabled")
 
         await page.goto(f"{address}?view=schedules")
-        await expect(page.locator(".square.finished").nth(_NIGHTS)).to_be_visible()
-        await expect(page.locator(".square.started, .square.running")).to_have_count(0)
+        await expect(page.locator(".squares .finished").nth(_NIGHTS)).to_be_visible()
+        await expect(page.locator(".squares .started, .squares .running")).to_have_count(0)
         await page.locator("a.square.failed").first.focus()
         await page.screenshot(path=folder / "ui-schedules.png", animations="disabled", clip=_CLIP)
         await take("graph", "g.node.selected .state", node="enrich_orders")

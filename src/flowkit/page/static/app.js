@@ -31,7 +31,7 @@ async function show() {
     const schedules = !task && query.get("view") === "schedules";
     document.title = `${task || (schedules ? "Schedules" : "Tasks")} – FlowKit`;
     const section = (href, label, here) => h("a", { href, "aria-current": here && !task ? "page" : null, class: here && "here" }, label);
-    replace(byId("crumbs"), section("./", "Tasks", !schedules), section("?view=schedules", "Schedules", schedules), task && h("span", { "aria-current": "page" }, task));
+    replace(byId("crumbs"), section("./", "Tasks", !schedules), section("?view=schedules", "Schedules", schedules), task && h("span", {}, "›"), task && h("span", { "aria-current": "page" }, task));
     const List = schedules ? ScheduleList : TaskList;
     shown = task ? new TaskPage(main, task, query, session, keep, fail) : new List(main, query, navigate);
     if (turn > 1) main.focus();
