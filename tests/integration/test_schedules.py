@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from temporalio.client import ScheduleActionStartWorkflow, ScheduleUpdate
 
 from flowkit import limits
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.cli.options import Where
 from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
+from flowkit.client import TaskClient
 from flowkit.errors import ConfigError, GraphError
 from flowkit.models import TaskStatus
-from flowkit.schedules import ScheduleDefinition, ScheduleTimes
+from flowkit.schedules import ScheduleDefinition, Schedules, ScheduleTimes
 from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_cancel_terminate_reset import reset
 
 if TYPE_CHECKING:
-    from flowkit.schedules import ScheduleOptions, Schedules, ScheduleView
+    from temporalio.client import ScheduleUpdateInput
+
+    from flowkit.schedules import ScheduleOptions, ScheduleView
 
 pytestmark = pytest.mark.server
 
@@ -314,3 +320,36 @@ async def test_apply_changes_nothing_if_one_of_the_schedules_is_invalid(harness:
         await schedules.apply({good: definition(), bad: definition(cron="99 2 * * *")})
     with pytest.raises(ConfigError, match=f"there is no schedule {good!r}"):
         await schedules.show(good)
+
+
+async def test_updates_at_once_are_all_kept_as_is_what_flowkit_does_not_own(harness: Harness) -> None:
+    name, schedules = new_name(), await harness.coordinator.schedules()
+    await schedules.create(name, graph=GRAPH, params=AT, cron="0 2 * * *")
+    client, end = await harness.client(), datetime(2126, 1, 1, tzinfo=UTC)
+
+    def end_it(given: ScheduleUpdateInput) -> ScheduleUpdate:
+        given.description.schedule.spec.end_at = end
+        return ScheduleUpdate(schedule=given.description.schedule)
+
+    await client.get_schedule_handle(name).update(end_it)
+    tasks = TaskClient(client, TaskStore(harness.db), queue="another")
+    other = Schedules(client, tasks, queue="another")
+    options: list[ScheduleOptions] = [
+        {"catchup": "1h"},
+        {"overlap": "allow"},
+        {"jitter": "5s"},
+        {"timezone": "Europe/Berlin"},
+    ]
+    await asyncio.gather(
+        *(schedules.update(name, **each) for each in options), other.update(name, params={"at": "x"})
+    )
+    view = await schedules.show(name)
+    assert (
+        view.times == definition(catchup="1h", overlap="allow", jitter="5s", timezone="Europe/Berlin").times
+    )
+    assert view.task["params"] == {"at": "x"}
+    found = (await client.get_schedule_handle(name).describe()).schedule
+    assert found.spec.end_at == end
+    assert isinstance(found.action, ScheduleActionStartWorkflow)
+    assert found.action.task_queue == harness.queue
+    await schedules.delete(name)

@@ -227,7 +227,9 @@ class TimeLine(PageResult):
     """A nominal time of a schedule."""
 
     at: str
-    status: str = Field(description="The status of the task, or `refused`, `started`, `no_task`, `waiting`, `due`.")
+    status: str = Field(
+        description="The status of the task, or `refused`, `started`, `no_task`, `waiting`, `due`."
+    )
     task_id: str | None = Field(default=None, description="Null without a task.")
     reason: str | None = None
 

@@ -11,18 +11,24 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.api.common.v1 import Payloads
 from temporalio.api.schedule.v1 import SchedulePatch, TriggerImmediatelyRequest
-from temporalio.api.workflowservice.v1 import ListScheduleMatchingTimesRequest, PatchScheduleRequest
+from temporalio.api.schedule.v1 import message_pb2 as schedule_pb
+from temporalio.api.workflowservice.v1 import (
+    ListScheduleMatchingTimesRequest,
+    PatchScheduleRequest,
+    UpdateScheduleRequest,
+)
 from temporalio.client import (
     ScheduleActionStartWorkflow,
     ScheduleAlreadyRunningError,
     ScheduleState,
-    ScheduleUpdate,
 )
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits
 from flowkit.attempt.workflows import WorkflowState
+from flowkit.core.loops import gather_some
 from flowkit.errors import ConfigError, TaskCancelled, TaskFailed, UnknownTask
 from flowkit.graph.scheduled import format_nominal
 from flowkit.models import temporal_names
@@ -35,16 +41,14 @@ from flowkit.text import one_line, truncate
 from flowkit.validation.arguments import require, text_problem, whole_problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from temporalio.client import (
         Client,
-        Schedule,
         ScheduleActionResult,
         ScheduleDescription,
         ScheduleHandle,
         ScheduleInfo,
-        ScheduleUpdateInput,
     )
 
     from flowkit.client import TaskClient
@@ -55,6 +59,10 @@ _NOTE_CHARS = 1_000
 _RESULT_SEC = 5.0
 _TRIGGER_SEC = 10.0
 _TRIGGER_LOOK_SEC = 0.1
+_CONCURRENT = 10
+"""Number of schedules that are read or written at once."""
+_UPDATES = 10
+"""How often an update is tried that meets changes of others."""
 _WRITTEN = frozenset({ScheduleStep.CREATE, ScheduleStep.UPDATE})
 
 
@@ -89,34 +97,30 @@ class Schedules:
         await self._create(name, definition, await self._prepare(name, definition))
         return await self._view(await self._describe(name))
 
-    async def _create(
-        self, name: str, definition: ScheduleDefinition, action: ScheduleActionStartWorkflow
-    ) -> None:
-        times = definition.times
+    async def _create(self, name: str, definition: ScheduleDefinition, given: dict[str, Any]) -> None:
         deployment = await self._tasks.deployment()
+        action = ScheduleActionStartWorkflow(
+            temporal_names.TASK,
+            given,
+            id=name,
+            task_queue=self._queue,
+            memo=task_owner(name, deployment).as_memo(),
+            static_summary=definition.title,
+        )
         marker = Owner(kind=OwnerKind.SCHEDULE, deployment=deployment, id=name)
         try:
-            await self._client.create_schedule(name, times.schedule(action), memo=marker.as_memo())
+            await self._client.create_schedule(name, definition.times.schedule(action), memo=marker.as_memo())
         except ScheduleAlreadyRunningError:
             raise ConfigError(
                 f"schedule {name!r} exists already; change it with update or apply, or choose another name"
             ) from None
 
-    async def _prepare(self, name: str, definition: ScheduleDefinition) -> ScheduleActionStartWorkflow:
-        """Return what a schedule starts. Raise ConfigError or GraphError if its definition is not valid."""
+    async def _prepare(self, name: str, definition: ScheduleDefinition) -> dict[str, Any]:
+        """Return the input of the tasks. Raise ConfigError or GraphError if the definition is not valid."""
         require(text_problem(name, "name", _NAME_CHARS))
         at = (await self.preview(definition.times))[0]
-        given = await self._tasks.prepare_scheduled(
+        return await self._tasks.prepare_scheduled(
             name, params=definition.params, graph=definition.graph, at=at
-        )
-        title = definition.graph.get("name")
-        return ScheduleActionStartWorkflow(
-            temporal_names.TASK,
-            given,
-            id=name,
-            task_queue=self._queue,
-            memo=task_owner(name, await self._tasks.deployment()).as_memo(),
-            static_summary=truncate(title, 100) if isinstance(title, str) else None,
         )
 
     async def preview(self, times: ScheduleTimes) -> Sequence[datetime]:
@@ -255,27 +259,72 @@ class Schedules:
 
         `params` replaces all params. `cron` replaces `every`, and the other way round.
         """
-        description = await self._describe(name)
-        before = await self._definition(description)
-        if before.is_lost and (graph is None or params is None):
-            raise ConfigError(_lost(name))
-        after = ScheduleDefinition(
-            graph=before.graph if graph is None else graph,
-            params=before.params if params is None else params,
-            times=before.times.changed(options),
-        )
-        await self._update(name, after, await self._prepare(name, after))
-        return await self._view(await self._describe(name))
+
+        def change(before: ScheduleDefinition) -> ScheduleDefinition:
+            if before.is_lost and (graph is None or params is None):
+                raise ConfigError(_lost(name))
+            return ScheduleDefinition(
+                graph=before.graph if graph is None else graph,
+                params=before.params if params is None else params,
+                times=before.times.changed(options),
+            )
+
+        return await self._view(await self._update(name, change))
 
     async def _update(
-        self, name: str, after: ScheduleDefinition, action: ScheduleActionStartWorkflow
-    ) -> None:
-        def change(given: ScheduleUpdateInput) -> ScheduleUpdate:
-            present: Schedule = given.description.schedule
-            return ScheduleUpdate(schedule=after.times.schedule(action, present.state))
+        self,
+        name: str,
+        change: Callable[[ScheduleDefinition], ScheduleDefinition],
+        given: dict[str, Any] | None = None,
+    ) -> ScheduleDescription:
+        """Change a schedule, and return it. `given` is the input of its tasks, if it is prepared.
 
-        async with self._handle(name) as handle:
-            await handle.update(change)
+        What others change meanwhile stays, unless it is the same option. Temporal drops an update without an error if
+        the schedule has changed since it was described.
+        """
+        for _ in range(_UPDATES):
+            present = await self._describe(name)
+            before = await self._definition(present)
+            after = change(before)
+            schedule = await self._changed(present, before, after, given)
+            async with self._existing(name):
+                await self._client.workflow_service.update_schedule(
+                    UpdateScheduleRequest(
+                        namespace=self._client.namespace,
+                        schedule_id=name,
+                        schedule=schedule,
+                        conflict_token=present.raw_description.conflict_token,
+                        identity=self._client.identity,
+                        request_id=str(uuid.uuid4()),
+                    ),
+                    retry=True,
+                )
+            found = await self._describe(name)
+            if _has(found, schedule, after.times):
+                return found
+        raise ConfigError(f"schedule {name!r} changes all the time; try again")
+
+    async def _changed(
+        self,
+        present: ScheduleDescription,
+        before: ScheduleDefinition,
+        after: ScheduleDefinition,
+        given: dict[str, Any] | None,
+    ) -> schedule_pb.Schedule:
+        """Return the schedule with what differs. The rest stays, such as its queue and its end."""
+        schedule = schedule_pb.Schedule()
+        schedule.CopyFrom(present.raw_description.schedule)
+        after.times.write_into(schedule, before.times)
+        if (before.graph, before.params) != (after.graph, after.params):
+            action, converter = schedule.action.start_workflow, self._client.data_converter
+            content = given or await self._prepare(present.id, after)
+            action.input.CopyFrom(Payloads(payloads=await converter.encode([content])))
+            action.user_metadata.ClearField("summary")
+            if after.title is not None:
+                action.user_metadata.summary.CopyFrom((await converter.encode([after.title]))[0])
+        elif before.times != after.times:
+            await self.preview(after.times)
+        return schedule
 
     async def delete(self, name: str) -> None:
         """Delete a schedule. Its tasks stay as they are, also those that run."""
@@ -288,7 +337,7 @@ class Schedules:
     ) -> list[ScheduleChange]:
         """Return what `apply` would change. Nothing is changed."""
         names = {each.name for each in await self.list_schedules()} | {*wanted}
-        found = await asyncio.gather(*(self._find(name) for name in sorted(names)))
+        found = await gather_some(self._find, sorted(names), _CONCURRENT)
         present = {each.id: await self._definition(each) for each in found if each is not None}
         return plan_changes(wanted, present, prune=prune)
 
@@ -302,23 +351,33 @@ class Schedules:
         """
         changes = await self.plan(wanted, prune=prune)
         changed = [each.name for each in changes if each.step in _WRITTEN]
-        actions = {name: await self._prepare(name, wanted[name]) for name in changed}
-        for change in changes:
+        inputs = await gather_some(lambda name: self._prepare(name, wanted[name]), changed, _CONCURRENT)
+        given = dict(zip(changed, inputs, strict=True))
+
+        async def write(change: ScheduleChange) -> None:
             match change.step:
                 case ScheduleStep.CREATE:
-                    await self._create(change.name, wanted[change.name], actions[change.name])
+                    await self._create(change.name, wanted[change.name], given[change.name])
                 case ScheduleStep.UPDATE:
-                    await self._update(change.name, wanted[change.name], actions[change.name])
+                    await self._update(change.name, lambda _: wanted[change.name], given[change.name])
                 case ScheduleStep.DELETE:
                     await self.delete(change.name)
+
+        await gather_some(write, changes, _CONCURRENT)
         return changes
 
     @asynccontextmanager
     async def _handle(self, name: str) -> AsyncIterator[ScheduleHandle]:
         """Yield the handle of a schedule of this deployment. Raise ConfigError if there is none."""
         await self._describe(name)
-        try:
+        async with self._existing(name):
             yield self._client.get_schedule_handle(name)
+
+    @asynccontextmanager
+    async def _existing(self, name: str) -> AsyncIterator[None]:
+        """Raise ConfigError if Temporal has no such schedule any more."""
+        try:
+            yield
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
@@ -402,6 +461,13 @@ class Schedules:
         except TimeoutError:
             return run
         return replace(run, status=result.status.value)
+
+
+def _has(found: ScheduleDescription, sent: schedule_pb.Schedule, times: ScheduleTimes) -> bool:
+    """Return whether a schedule has the input and the times of an update."""
+    present = found.raw_description.schedule
+    same_input = present.action.start_workflow.input == sent.action.start_workflow.input
+    return same_input and times_of(found.schedule.spec, found.schedule.policy) == times
 
 
 def _free_second(info: ScheduleInfo, now: datetime) -> datetime:
