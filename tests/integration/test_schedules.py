@@ -127,9 +127,11 @@ async def test_a_stored_graph_belongs_to_the_schedule_and_each_task_has_a_copy(
     assert (view.times.text, view.task["params"]) == ("0 2 * * * Europe/Berlin", AT)
     assert (await schedules.plan({name: definition(timezone="Europe/Berlin")}))[0].step == "keep"
     assert await purge_all(harness) == 0
-    await schedules.delete(name)
+    await schedules.update(name, params={"at": "x"})
+    assert await harness.db.stored_graphs.count_documents({"schedule_id": name}) == 2
     assert await purge_all(harness) == 1
-    assert await harness.db.stored_graphs.count_documents({}) == 2
+    await schedules.delete(name)
+    assert await purge_all(harness) == 2
 
 
 async def purge_all(harness: Harness) -> int:
