@@ -16,11 +16,13 @@ from flowkit.cli.options import Where
 from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
 from flowkit.client import TaskClient
 from flowkit.errors import ConfigError, GraphError
+from flowkit.graph.scheduled import format_nominal
 from flowkit.models import TaskStatus
 from flowkit.schedules import ScheduleDefinition, Schedules, ScheduleTimes
 from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_cancel_terminate_reset import reset
+from tests.integration.test_pause import Gated
 
 if TYPE_CHECKING:
     from temporalio.client import ScheduleUpdateInput
@@ -33,6 +35,7 @@ GRAPH: dict[str, Any] = {
     "nodes": [node("a", "clock", inline={"at": {"$cel": "task.scheduled_at"}})],
     "params_schema": {"properties": {"at": {"type": "string"}}, "required": ["at"]},
 }
+GATED: dict[str, Any] = {"nodes": [node("a", "gated")]}
 AT = {"at": {"$cel": "task.scheduled_at"}}
 
 
@@ -355,3 +358,47 @@ async def test_updates_at_once_are_all_kept_as_is_what_flowkit_does_not_own(harn
     assert isinstance(found.action, ScheduleActionStartWorkflow)
     assert found.action.task_queue == harness.queue
     await schedules.delete(name)
+
+
+async def started(schedules: Schedules, name: str, count: int) -> ScheduleView:
+    """Wait until a schedule has started so many tasks."""
+
+    async def look() -> ScheduleView | None:
+        view = await schedules.show(name)
+        return view if view.started >= count else None
+
+    return await eventually(look)
+
+
+async def test_overlap_cancel_cancels_the_earlier_task_and_buffer_all_starts_each_time_later(
+    harness: Harness,
+) -> None:
+    gated, schedules = Gated(), await harness.coordinator.schedules()
+    await harness.engine()
+    await harness.worker({"gated": gated})
+    cancel, buffer = new_name(), new_name()
+    await schedules.create(cancel, graph=GATED, every="1s", overlap="cancel", jitter="1s")
+    await schedules.create(buffer, graph=GATED, every="1s", overlap="buffer-all")
+    await started(schedules, cancel, 3)
+    await schedules.pause(cancel)
+    [listed] = [each for each in await schedules.list_schedules() if each.name == buffer]
+
+    async def statuses() -> dict[datetime, str]:
+        history = await (await harness.coordinator.schedules()).history([listed])
+        return {each.at: each.status for each in history[buffer] if each.status != "due"}
+
+    before = await statuses()
+    gated.gate("a").set()
+    ended = await ended_runs(schedules, cancel, 3)
+    assert {run.status for run in ended.runs[1:]} == {"cancelled"}
+    assert all(run.task_id == f"{cancel}-{format_nominal(run.scheduled_at)}" for run in ended.runs)
+
+    async def all_finished() -> bool:
+        after = await statuses()
+        return {after.get(at) for at in before} == {"finished"}
+
+    assert [*before.values()] == ["running"] + ["waiting"] * (len(before) - 1)
+    await eventually(all_finished)
+    assert (await schedules.show(buffer)).skipped == 0
+    for name in (cancel, buffer):
+        await schedules.delete(name)

@@ -115,10 +115,15 @@ class Schedules:
                 f"schedule {name!r} exists already; change it with update or apply, or choose another name"
             ) from None
 
-    async def _prepare(self, name: str, definition: ScheduleDefinition) -> dict[str, Any]:
-        """Return the input of the tasks. Raise ConfigError or GraphError if the definition is not valid."""
+    async def _prepare(
+        self, name: str, definition: ScheduleDefinition, at: datetime | None = None
+    ) -> dict[str, Any]:
+        """Return the input of the tasks. Raise ConfigError or GraphError if the definition is not valid.
+
+        `at` is one of the nominal times, if it is known.
+        """
         require(text_problem(name, "name", _NAME_CHARS))
-        at = (await self.preview(definition.times))[0]
+        at = at or (await self.preview(definition.times))[0]
         return await self._tasks.prepare_scheduled(
             name, params=definition.params, graph=definition.graph, at=at
         )
@@ -351,8 +356,7 @@ class Schedules:
         """
         changes = await self.plan(wanted, prune=prune)
         changed = [each.name for each in changes if each.step in _WRITTEN]
-        inputs = await gather_some(lambda name: self._prepare(name, wanted[name]), changed, _CONCURRENT)
-        given = dict(zip(changed, inputs, strict=True))
+        given = await self._prepare_all({name: wanted[name] for name in changed})
 
         async def write(change: ScheduleChange) -> None:
             match change.step:
@@ -365,6 +369,18 @@ class Schedules:
 
         await gather_some(write, changes, _CONCURRENT)
         return changes
+
+    async def _prepare_all(self, wanted: Mapping[str, ScheduleDefinition]) -> dict[str, dict[str, Any]]:
+        """Return the input of the tasks of each schedule. Many schedules may have the same times."""
+        times = [*{each.times for each in wanted.values()}]
+        found = await gather_some(self.preview, times, _CONCURRENT)
+        first = {each: coming[0] for each, coming in zip(times, found, strict=True)}
+
+        async def prepare(name: str) -> dict[str, Any]:
+            return await self._prepare(name, wanted[name], first[wanted[name].times])
+
+        inputs = await gather_some(prepare, wanted, _CONCURRENT)
+        return dict(zip(wanted, inputs, strict=True))
 
     @asynccontextmanager
     async def _handle(self, name: str) -> AsyncIterator[ScheduleHandle]:
