@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.queries import TaskQueries, TimedTask
 from flowkit.graph.scheduled import format_nominal
-from flowkit.schedules import history
+from flowkit.schedules import client, history
 from flowkit.schedules.history import Described, NominalTime, find_past, merge_times
 from flowkit.schedules.times import ScheduleTimes
 from flowkit.schedules.views import ScheduleView
@@ -17,6 +18,8 @@ from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from temporalio.client import ScheduleHandle
 
 HOUR = timedelta(hours=1)
 NOW = datetime(2026, 11, 26, 12, 30, tzinfo=UTC)
@@ -148,3 +151,18 @@ def test_a_time_is_json() -> None:
         "task_id": None,
         "reason": None,
     }
+
+
+async def test_a_description_that_the_server_loses_is_asked_for_again() -> None:
+    limits: list[timedelta | None] = []
+
+    class Handle:
+        async def describe(self, *, rpc_timeout: timedelta | None = None) -> str:
+            limits.append(rpc_timeout)
+            if len(limits) == 1:
+                raise RPCError("Timeout expired", RPCStatusCode.CANCELLED, b"")
+            return "found"
+
+    assert cast("str", await client.look(cast("ScheduleHandle", Handle()))) == "found"
+    assert len(limits) == 2
+    assert None not in limits

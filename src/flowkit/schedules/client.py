@@ -61,6 +61,9 @@ _TRIGGER_SEC = 10.0
 _TRIGGER_LOOK_SEC = 0.1
 _CONCURRENT = 10
 """Number of schedules that are read or written at once."""
+_LOOK_LIMITS = (timedelta(seconds=10),) * 2
+_LATE = frozenset({RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED})
+"""What the client returns after the time limit of a call."""
 _UPDATES = 10
 """How often an update is tried that meets changes of others."""
 _WRITTEN = frozenset({ScheduleStep.CREATE, ScheduleStep.UPDATE})
@@ -143,7 +146,7 @@ class Schedules:
                 raise
             raise spec_error(times, one_line(error).removeprefix(_SPEC_PROBLEM)) from None
         try:
-            found = (await handle.describe()).info.next_action_times
+            found = (await look(handle)).info.next_action_times
         finally:
             await handle.delete()
         if not found:
@@ -230,7 +233,7 @@ class Schedules:
             await self._trigger_at(name, at)
             until = time.monotonic() + _TRIGGER_SEC
             while time.monotonic() < until:
-                info = (await handle.describe()).info
+                info = (await look(handle)).info
                 if wanted in map(task_id_of, info.recent_actions):
                     return wanted
                 if info.num_actions_skipped_overlap > before.num_actions_skipped_overlap:
@@ -409,7 +412,7 @@ class Schedules:
         """Return a schedule; None if there is none. Raise ConfigError if it is not one of this deployment."""
         require(text_problem(name, "name", _NAME_CHARS))
         try:
-            found = await self._client.get_schedule_handle(name).describe()
+            found = await look(self._client.get_schedule_handle(name))
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return None
@@ -477,6 +480,20 @@ class Schedules:
         except TimeoutError:
             return run
         return replace(run, status=result.status.value)
+
+
+async def look(handle: ScheduleHandle) -> ScheduleDescription:
+    """Return the description of a schedule.
+
+    A busy server may lose the query with which it finds it. That call ends with its time limit, and another succeeds.
+    """
+    for limit in _LOOK_LIMITS:
+        try:
+            return await handle.describe(rpc_timeout=limit)
+        except RPCError as error:
+            if error.status not in _LATE:
+                raise
+    return await handle.describe()
 
 
 def _has(found: ScheduleDescription, sent: schedule_pb.Schedule, times: ScheduleTimes) -> bool:
