@@ -40,9 +40,13 @@ _CLIP: Any = {"x": 0, "y": 0, "width": _SIZE[0], "height": 400}
 _NIGHTS = 120
 """Number of past tasks of schedules that have finished when the picture is taken."""
 _SCHEDULES: list[tuple[str, ScheduleOptions, timedelta]] = [
-    ("daily-orders", {"cron": "0 2 * * *", "timezone": "Europe/Berlin"}, timedelta(days=60)),
-    ("exchange-rates", {"every": "1h"}, timedelta(hours=60)),
-    ("monthly-report", {"cron": "@monthly"}, timedelta(days=700)),
+    (
+        "daily-orders",
+        {"cron": "0 2 * * *", "timezone": "Europe/Berlin", "overlap": "allow"},
+        timedelta(days=60),
+    ),
+    ("exchange-rates", {"every": "1h", "overlap": "allow"}, timedelta(hours=60)),
+    ("monthly-report", {"cron": "@monthly", "overlap": "allow"}, timedelta(days=700)),
 ]
 
 
@@ -137,7 +141,7 @@ async def _start_nights(client: Client, schedules: Schedules) -> None:
     fails = {"$cel": "task.scheduled_at.contains('-13T') || task.scheduled_at.contains('-17T08')"}
     graph = {"nodes": [_node("report", "report", sec=0.1, fails=fails)]}
     for name, options, past in _SCHEDULES:
-        await schedules.create(name, graph=graph, overlap="allow", **options)
+        await schedules.create(name, graph=graph, **options)
         end = datetime.now(UTC)
         backfill = ScheduleBackfill(end - past, end, overlap=ScheduleOverlapPolicy.ALLOW_ALL)
         await client.get_schedule_handle(name).backfill(backfill)

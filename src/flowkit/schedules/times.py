@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 from zoneinfo import ZoneInfo, available_timezones
 
 from temporalio.client import (
@@ -23,6 +23,7 @@ from flowkit.text import did_you_mean, names, printed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from temporalio.api.enums.v1 import ScheduleOverlapPolicy as OverlapPolicy
     from temporalio.api.schedule.v1 import message_pb2 as schedule_pb
     from temporalio.client import ScheduleActionStartWorkflow
 
@@ -185,7 +186,7 @@ class ScheduleTimes:
         if self.jitter != before.jitter:
             spec.jitter.FromTimedelta(self.jitter)
         if self.overlap != before.overlap:
-            policies.overlap_policy = OVERLAPS[self.overlap].value
+            policies.overlap_policy = cast("OverlapPolicy.ValueType", OVERLAPS[self.overlap])
         if self.catchup != before.catchup:
             policies.catchup_window.FromTimedelta(self.catchup)
         policies.pause_on_failure = self.pause_on_failure
