@@ -438,4 +438,4 @@ def _run(request: dict[str, Any], files: list[int]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _serve(*(socket.socket(fileno=int(file)) for file in sys.argv[1:3]), sys.argv[3:])
+    _serve(socket.socket(fileno=int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])), sys.argv[3:])
