@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter as Sums
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,14 +17,15 @@ class Measured:
     """What was measured, by the instrument and its labels."""
 
     def __init__(self) -> None:
-        self._sums: Sums[tuple[str, ...]] = Sums()
+        self._sums: dict[tuple[str, ...], float] = {}
         self._values: dict[tuple[str, ...], list[float]] = {}
         self._gauges: dict[str, dict[tuple[str, ...], float]] = {}
 
     def add(self, instrument: Counter, amount: float, labels: tuple[str, ...]) -> None:
         """Add to a counter."""
         assert len(labels) == len(instrument.labels), instrument.name
-        self._sums[instrument.name, *labels] += amount
+        key = (instrument.name, *labels)
+        self._sums[key] = self._sums.get(key, 0) + amount
 
     def observe(self, instrument: Histogram, value: float, labels: tuple[str, ...]) -> None:
         """Note a value."""
