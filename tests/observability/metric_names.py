@@ -24,7 +24,7 @@ OF_PROCESSES = {
 
 
 def _instruments() -> dict[str, set[str]]:
-    named = {}
+    named: dict[str, set[str]] = {}
     for each in ALL:
         names = [f"{each.name}_{part}" for part in ("bucket", "sum", "count")]
         for name in names if isinstance(each, Histogram) else [each.name]:
@@ -35,7 +35,7 @@ def _instruments() -> dict[str, set[str]]:
 def _of_admission() -> dict[str, set[str]]:
     """Return the metrics of the table of the page, with the labels that their texts name."""
     page = (ROOT / "docs/admission.md").read_text(encoding="utf-8").partition("\n## Metrics\n")[2]
-    named = {}
+    named: dict[str, set[str]] = {}
     for name, kind, text in re.findall(
         r"^\| `(\w+)` \| (gauge|counter|histogram) \| (.*) \|$", page, re.MULTILINE
     ):
