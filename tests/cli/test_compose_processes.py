@@ -57,7 +57,7 @@ class Containers:
         ours["FLOWKIT_HEALTH_FILE"] = (
             str(self._folder / Path(given["FLOWKIT_HEALTH_FILE"]).name) + f"-{service}"
         )
-        ours |= {"FLOWKIT_HEALTH_HOST": "127.0.0.1", "FLOWKIT_HEALTH_PORT": str(free_port())}
+        ours |= {"FLOWKIT_HEALTH_PORT": str(free_port()), "FLOWKIT_HEALTH_HOST": "127.0.0.1"}
         [python_path] = re.findall(r"PYTHONPATH=(\S+)", (ROOT / "Dockerfile").read_text())
         return {**os.environ, **ours, "PYTHONPATH": in_checkout(python_path)}
 

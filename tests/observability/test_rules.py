@@ -37,6 +37,11 @@ def test_promtool_accepts_the_rules() -> None:
     promtool("check", "rules", "--lint-fatal", str(RULES))
 
 
+@pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
+def test_prometheus_accepts_the_configuration(name: str) -> None:
+    promtool("check", "config", "--lint-fatal", str(RULES.with_name(name)))
+
+
 def test_each_alert_fires_when_it_should() -> None:
     promtool("test", "rules", str(CASES))
 
