@@ -1104,7 +1104,7 @@ class AdmissionQueue:
         }
         if not last:
             return set()
-        before = {**last, None: max(last.values())}
+        before: dict[str | None, tuple[int, int]] = {**last, None: max(last.values())}
         return {
             holder
             for item in await self.store.waiting_before(before, known=[item["_id"] for item in ready])
