@@ -1097,14 +1097,14 @@ class AdmissionQueue:
 
         It may have waited apart when `ready` was read, and be woken since by the end that made room for the chosen one.
         """
-        last: dict[str, tuple[int, int]] = {
+        last: dict[str | None, tuple[int, int]] = {
             holder: (item["rank"], item["seq"])
             for item in chosen
             for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
         }
         if not last:
             return set()
-        before: dict[str | None, tuple[int, int]] = {**last, None: max(last.values())}
+        before = {**last, None: max(last.values())}
         return {
             holder
             for item in await self.store.waiting_before(before, known=[item["_id"] for item in ready])
