@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cached_property
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -356,7 +357,6 @@ class PageApi:
         self._web_ui = web_ui
         self._read_only = read_only
         self._version = version
-        self._schedules = Schedules(servers.temporal, servers.tasks, queue=DEFAULT_QUEUE)
         self._schedule_lines = SharedReads(self._read_schedules, most_sec=_READ_SEC)
         self._attempts = SharedReads(self._read_attempts, most_sec=_READ_SEC)
         self._explanations = SharedReads(self._explain, most_sec=_READ_SEC)
@@ -397,6 +397,11 @@ class PageApi:
         """Return schedules with their latest nominal times."""
         query: ScheduleFilter = given.query
         return await self._schedule_lines.get(f"{query.skip} {query.limit}")
+
+    @cached_property
+    def _schedules(self) -> Schedules:
+        """Its queue is of no account: the page creates no schedules."""
+        return Schedules(self._servers.temporal, self._servers.tasks, queue=DEFAULT_QUEUE)
 
     async def _read_schedules(self, which: str) -> SchedulesFound:
         skip, limit = map(int, which.split())
