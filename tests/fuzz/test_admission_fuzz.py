@@ -45,7 +45,7 @@ from tests.fuzz.admission_reference import (
     rejection_problem,
     way_after,
 )
-from tests.fuzz.admission_rounds import Rounds
+from tests.fuzz.admission_rounds import Done, Rounds
 from tests.fuzz.admission_site import Site
 from tests.fuzz.budget import ADMISSION_SHARE, MINUTES, chosen_seed, only_in_fuzz, show
 from tests.integration.chaos.cluster import frozen, pid_of
@@ -243,6 +243,15 @@ async def test_new_rounds_end_as_documented_each_time(
         figures = await any_play.run(seed + played, ["fill", *kinds])
         played += 1
         show(capsys, f"admission, seed {seed + played - 1}: {figures}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "tries", "may"), [("accepted", 3, False), (None, 3, True), (None, 1, False)]
+)
+def test_only_a_submission_that_was_not_surely_accepted_may_be_accepted_by_a_late_try(
+    answer: str | None, tries: int, may: bool
+) -> None:
+    assert Done(answer=answer, tries=tries).may_repeat is may
 
 
 # --- the reference ----------------------------------------------------------------------------------------------

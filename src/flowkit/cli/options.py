@@ -90,7 +90,7 @@ PortBase = Annotated[
         min=1,
         max=65_527,
         help="First of nine ports: Temporal, Web UI, MongoDB, Temporal's HTTP API, Kafka, gateway (two), admission, "
-        "page.  "
+        "page. The processes serve their health and metrics on the ports that follow, if they are free.  "
         "[default: 7233, 8233, 27017, any, 9092, 9652, 9653, 9654, 9655]",
     ),
 ]
@@ -116,6 +116,14 @@ HealthHost = Annotated[
     str,
     typer.Option(
         "--health-host", envvar="FLOWKIT_HEALTH_HOST", help="Address on which the health port listens."
+    ),
+]
+ServesMetrics = Annotated[
+    bool,
+    typer.Option(
+        "--metrics/--no-metrics",
+        envvar="FLOWKIT_METRICS",
+        help="Serve metrics for Prometheus at /metrics of the health port.",
     ),
 ]
 Processes = Annotated[
@@ -156,6 +164,12 @@ class HealthOptions:
     file: HealthPath = None
     port: HealthPort = None
     host: HealthHost = DEFAULT_HEALTH_HOST
+    metrics: ServesMetrics = True
+
+    @property
+    def measures(self) -> bool:
+        """Whether the process measures what it does, for whoever reads its metrics."""
+        return self.metrics and self.port is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

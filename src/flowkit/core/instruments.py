@@ -1,0 +1,252 @@
+"""What a process of FlowKit measures: one instrument for each number, and the recorder that listens to them.
+
+FlowKit itself keeps no numbers. A product installs a recorder with `listen`; without one, an instrument costs one
+comparison. The names follow the conventions of Prometheus, and docs/metrics.md describes them. No label holds the id
+of a task, an attempt, a batch or a worker. Instruments can be used on any thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+
+class Recorder(Protocol):
+    """Keeps the numbers of a process. Its methods are called on any thread, return at once and never raise."""
+
+    def add(self, instrument: Counter, amount: float, labels: tuple[str, ...]) -> None:
+        """Add to a counter."""
+
+    def observe(self, instrument: Histogram, value: float, labels: tuple[str, ...]) -> None:
+        """Note one value of a histogram."""
+
+    def set(self, instrument: Gauge, values: dict[tuple[str, ...], float]) -> None:
+        """Replace all values of a gauge, by their labels."""
+
+
+class _Listening:
+    """The recorder of this process."""
+
+    recorder: Recorder | None = None
+
+
+def listen(recorder: Recorder | None) -> None:
+    """Let a recorder have all that this process measures from now on; none with None."""
+    _Listening.recorder = recorder
+
+
+def is_measured() -> bool:
+    """Return whether a recorder listens: for values that cost something to compute."""
+    return _Listening.recorder is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Instrument:
+    name: str
+    """The name in Prometheus, with the unit; that of a counter ends with `_total`."""
+    text: str
+    """What it counts or measures: one sentence."""
+    labels: tuple[str, ...] = ()
+    """Names of the labels, in the order in which their values are given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counter(_Instrument):
+    """A number that grows. It is about what this process has done, so dashboards sum it over processes."""
+
+    def add(self, *labels: str, amount: float = 1) -> None:
+        """Add to the number with these labels."""
+        if (recorder := _Listening.recorder) is not None:
+            recorder.add(self, amount, labels)
+
+
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200)
+"""Upper bounds of the buckets of times: from some milliseconds to hours."""
+SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+"""Upper bounds of the buckets of sizes of groups."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Histogram(_Instrument):
+    """Values of one kind, in buckets. Dashboards sum the buckets over processes."""
+
+    buckets: tuple[float, ...] = SECONDS
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Note a value with these labels."""
+        if (recorder := _Listening.recorder) is not None:
+            recorder.observe(self, value, labels)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge(_Instrument):
+    """A state that rises and falls. Several processes may report it; its text says how to read them together."""
+
+    def set(self, values: dict[tuple[str, ...], float]) -> None:
+        """Replace all values, by their labels. Labels that are missing now have no value any more."""
+        if (recorder := _Listening.recorder) is not None:
+            recorder.set(self, values)
+
+
+TASKS_OPENED: Final = Counter(name="flowkit_tasks_opened_total", text="Tasks that an engine has opened.")
+TASKS_CLOSED: Final = Counter(
+    name="flowkit_tasks_closed_total", text="Tasks that have ended, by their status.", labels=("status",)
+)
+TASKS_REFUSED: Final = Counter(
+    name="flowkit_scheduled_tasks_refused_total",
+    text="Tasks of schedules that an engine has refused at their time, by the reason code.",
+    labels=("reason",),
+)
+NODES_CLOSED: Final = Counter(
+    name="flowkit_nodes_closed_total",
+    text="Nodes of tasks that have ended, by role and status, counted when their task ends.",
+    labels=("role", "status"),
+)
+ATTEMPTS_STARTED: Final = Counter(
+    name="flowkit_attempts_started_total",
+    text="Attempts that have begun, by role, and whether it is the first one of its node or a later one.",
+    labels=("role", "try"),
+)
+ATTEMPTS_ENDED: Final = Counter(
+    name="flowkit_attempts_ended_total",
+    text="Attempts that have ended, by role, outcome and reason code, which is empty for those that succeeded or were "
+    "cancelled. The process that finds an attempt lost counts its loss.",
+    labels=("role", "outcome", "reason"),
+)
+NODE_WAIT: Final = Histogram(
+    name="flowkit_node_wait_seconds",
+    text="How long a node waited from the moment when it was ready until its attempt began, by role.",
+    labels=("role",),
+)
+ATTEMPT_TIME: Final = Histogram(
+    name="flowkit_attempt_duration_seconds",
+    text="How long an attempt ran, by role and outcome. Those that were lost do not count.",
+    labels=("role", "outcome"),
+)
+BATCHES: Final = Counter(
+    name="flowkit_batches_total",
+    text="Batches by role and outcome: stored, failed, set_aside.",
+    labels=("role", "outcome"),
+)
+ITEMS: Final = Counter(
+    name="flowkit_items_total",
+    text="Items in the batches that handlers have processed, by role. A batch without a list of items counts as one.",
+    labels=("role",),
+)
+STORED_BYTES: Final = Counter(
+    name="flowkit_stored_bytes_total",
+    text="Bytes of the user's data that were written to MongoDB, by what they are: artifacts, metrics, variables, "
+    "inputs, logs.",
+    labels=("kind",),
+)
+FENCED_WRITES: Final = Counter(
+    name="flowkit_fenced_writes_total",
+    text="Attempts whose writes MongoDB refused because a newer attempt had taken over, by role.",
+    labels=("role",),
+)
+GROUP_SIZE: Final = Histogram(
+    name="flowkit_group_size",
+    text="How many writes went to MongoDB together, by what was written: attempts, leases, artifacts, metrics, and "
+    "those of an admission queue.",
+    labels=("kind",),
+    buckets=SIZES,
+)
+UPDATES: Final = Counter(
+    name="flowkit_updates_total",
+    text="Updates of tasks that this engine has processed, such as actions of operators, by name and outcome: "
+    "accepted, rejected.",
+    labels=("name", "outcome"),
+)
+SHARDS_STARTED: Final = Counter(
+    name="flowkit_shards_started_total", text="Attempts of shards that have begun, by role.", labels=("role",)
+)
+LATE_HEARTBEATS: Final = Counter(
+    name="flowkit_late_heartbeats_total",
+    text="Heartbeats of attempts that were later than their interval allows, by role.",
+    labels=("role",),
+)
+SLOT_WAIT: Final = Histogram(
+    name="flowkit_slot_wait_seconds",
+    text="How long a node waited for a slot of a limit.",
+    labels=("limit",),
+)
+ERRORS: Final = Counter(
+    name="flowkit_errors_total",
+    text="Requests to MongoDB, Kafka or Temporal that have failed, by server and reason.",
+    labels=("server", "reason"),
+)
+DISPATCHES: Final = Counter(
+    name="flowkit_bridge_dispatches_total",
+    text="Attempts that a bridge has sent to external workers, by role.",
+    labels=("role",),
+)
+BRIDGE_EVENTS: Final = Counter(
+    name="flowkit_bridge_events_total",
+    text="Status events of external workers that a bridge has processed, by role and kind.",
+    labels=("role", "kind"),
+)
+MALFORMED: Final = Counter(
+    name="flowkit_bridge_malformed_records_total",
+    text="Records of Kafka that a bridge skipped because they are not messages of the protocol, by topic.",
+    labels=("topic",),
+)
+OPEN_TASKS: Final = Gauge(
+    name="flowkit_open_tasks",
+    text="Tasks that have not ended, by status. One engine reports it at a time; take the largest value.",
+    labels=("status",),
+)
+OPEN_NODES: Final = Gauge(
+    name="flowkit_open_nodes",
+    text="Nodes of open tasks that have not ended, by role and status. One engine reports it at a time.",
+    labels=("role", "status"),
+)
+OLDEST_READY: Final = Gauge(
+    name="flowkit_oldest_ready_seconds",
+    text="How long the node waits that has been ready longest without an attempt, by role. One engine reports it.",
+    labels=("role",),
+)
+OLDEST_HELD: Final = Gauge(
+    name="flowkit_oldest_held_seconds",
+    text="How long the node has been held that has been held longest, by role. One engine reports it at a time.",
+    labels=("role",),
+)
+ROLE_WORKERS: Final = Gauge(
+    name="flowkit_role_workers",
+    text="Processes that serve a role, native and external ones. One engine reports it at a time.",
+    labels=("role",),
+)
+SLOTS: Final = Gauge(
+    name="flowkit_limit_slots",
+    text="Slots of each limit: used, waiting, size. One engine reports it at a time.",
+    labels=("limit", "state"),
+)
+BRIDGE_ATTEMPTS: Final = Gauge(
+    name="flowkit_bridge_attempts",
+    text="Attempts of external workers that this bridge supervises, by role.",
+    labels=("role",),
+)
+BRIDGE_QUEUED: Final = Gauge(
+    name="flowkit_bridge_queued_commands",
+    text="Commands that no external worker has read yet, by role. Every bridge of a role reports the same.",
+    labels=("role",),
+)
+BRIDGE_LAG: Final = Gauge(
+    name="flowkit_bridge_status_lag",
+    text="Status events that no bridge has processed yet, by role. Every bridge of a role reports the same.",
+    labels=("role",),
+)
+LOG_LINES: Final = Counter(
+    name="flowkit_log_lines_total",
+    text="Lines of handlers that were kept with their attempt, by role and level.",
+    labels=("role", "level"),
+)
+LOG_LINES_DROPPED: Final = Counter(
+    name="flowkit_log_lines_dropped_total",
+    text="Lines of handlers that were not kept, by role and reason: bound, outage, size.",
+    labels=("role", "reason"),
+)
+
+ALL: Final[tuple[Counter | Histogram | Gauge, ...]] = tuple(
+    each for each in globals().values() if isinstance(each, Counter | Histogram | Gauge)
+)
+"""All instruments of FlowKit, in the order of this file."""
