@@ -68,6 +68,7 @@ def test_no_name_has_two_rows_in_one_table() -> None:
     assert sorted({*named}) == sorted(named)
 
 
+@pytest.mark.slow(1)
 def test_every_operator_in_the_code_has_a_row_and_every_row_occurs_in_the_code() -> None:
     """The run of the tests compares what is sent. This finds code that no test runs, and rows that are left over."""
     used = {name for path in sources().values() for name in operators(path)} - NOT_OF_MONGODB
