@@ -75,7 +75,12 @@ class Gate:
 
 def test_readers_that_come_together_share_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     process, rendered = MeasuredProcess.start("engine", "shop"), []
-    monkeypatch.setattr("flowkit.observe.process.generate_latest", lambda _: rendered.append(1) or b"")
+
+    def render(registry: object) -> bytes:
+        rendered.append(registry)
+        return b""
+
+    monkeypatch.setattr("flowkit.observe.process.generate_latest", render)
     monkeypatch.setattr(process, "_rendering", Gate(20))
     with ThreadPoolExecutor(20) as threads:
         texts = [threads.submit(process.render) for _ in range(20)]
@@ -89,6 +94,12 @@ def test_metrics_of_the_sdk_are_in_the_same_text() -> None:
     runtime.metric_meter.create_counter("things").add(2)
     assert samples(process.render())[("things_total",)] == 2
     del runtime
+
+
+def test_the_sdk_measures_nothing_if_it_shall_not() -> None:
+    process = MeasuredProcess.start("engine", "shop", sdk=False)
+    process.create_runtime().metric_meter.create_counter("things").add(2)
+    assert b"things" not in process.render()
 
 
 def test_a_process_without_the_product_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
