@@ -110,7 +110,7 @@ class ProcessMetrics(Protocol):
     """What a process measures. The methods are called on any thread."""
 
     def create_runtime(self, logging: LoggingConfig | None = None) -> Runtime:
-        """Return a runtime for Temporal's SDK whose metrics are among those of the process."""
+        """Return a runtime for Temporal's SDK whose metrics, if it has any, are among those of the process."""
 
     def render(self, health: Mapping[str, Any] | None = None) -> bytes:
         """Return all metrics at this moment. `health` is that of the process, as JSON values."""
@@ -122,8 +122,12 @@ class Metrics:
 
     content_type: str
     """The media type of the text."""
-    start: Callable[[str, str], ProcessMetrics]
-    """Lets this process measure itself from now on, given its kind, such as `engine`, and its task queue."""
+    start: Callable[[str, str, bool], ProcessMetrics]
+    """Lets this process measure itself from now on.
+
+    Its arguments are the kind of the process, such as `engine`, its task queue, and whether runtimes of Temporal's SDK
+    measure themselves, too.
+    """
     join: Callable[[Mapping[str, bytes]], bytes]
     """Returns one text of those of several processes, by their names."""
 

@@ -31,13 +31,13 @@ def check_installed() -> None:
         raise ConfigError("metrics need prometheus_client: run pip install 'flowkit-temporal[observe]'")
 
 
-def start_metrics(kind: str, queue: str) -> MeasuredProcess:
+def start_metrics(kind: str, queue: str, sdk: bool = True) -> MeasuredProcess:
     """Measure this process from now on. A second call starts anew, at zero.
 
-    `kind` and `queue` become labels of `flowkit_info`, for example `worker` and the task queue. Raise ConfigError if
-    the extra `observe` is not installed.
+    `kind` and `queue` become labels of `flowkit_info`, for example `worker` and the task queue. Without `sdk`, the
+    runtimes of `create_runtime` measure nothing. Raise ConfigError if the extra `observe` is not installed.
     """
     check_installed()
     from flowkit.observe.process import MeasuredProcess
 
-    return MeasuredProcess.start(kind, queue)
+    return MeasuredProcess.start(kind, queue, sdk)
