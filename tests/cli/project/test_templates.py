@@ -186,6 +186,15 @@ def test_its_image_copies_existing_files(made: Path) -> None:
 
 
 @pytest.mark.server
+async def test_the_schedule_of_the_template_with_one_can_be_applied(
+    harness: Harness, program: Program, projects: Path
+) -> None:
+    program.folder = projects
+    output = await program.call("schedule", "apply", "schedules.yaml", "--dry-run", env=harness.environment)
+    assert (output.code, output.out) == (0, "would create  own-schedule-nightly\n"), output.err
+
+
+@pytest.mark.server
 async def test_its_task_runs_on_servers_and_prints_its_result(
     harness: Harness, program: Program, made: Path
 ) -> None:
