@@ -7,6 +7,7 @@ profiles (`temporalio.envconfig`).
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -98,9 +99,31 @@ class _Kafka(_Topics):
     """Number of replicas of new topics; -1 for the default of the broker."""
 
 
+@dataclass(kw_only=True)
+class KeptLogs:
+    """Which lines of handlers and functions are kept with their attempt (docs/monitoring.md)."""
+
+    kept_log_level: str | dict[str, str] = "INFO"
+    """Least level of the lines that are kept: one for all roles, or a dict by role (default INFO). `OFF` keeps none."""
+    keep_prints: bool = False
+    """Whether what handlers and functions print to stdout is kept, too."""
+
+    def kept_level(self, role: str) -> int | None:
+        """Return the least level of the kept lines of a role; None if none are kept."""
+        given = self.kept_log_level
+        name = given.get(role, "INFO") if isinstance(given, dict) else given
+        return None if name.upper() == settings.OFF else int(logging.getLevelNamesMapping()[name.upper()])
+
+    def least_kept_level(self) -> int | None:
+        """Return the least level of the kept lines of all roles; None if none are kept at all."""
+        given = self.kept_log_level
+        roles = ["", *given] if isinstance(given, dict) else [""]
+        return min((level for role in roles if (level := self.kept_level(role)) is not None), default=None)
+
+
 @_ignore_derived
 @dataclass
-class CoordinatorConfig(_Kafka):
+class CoordinatorConfig(KeptLogs, _Kafka):
     """Settings of the engine. Settings that end in `_sec` are in seconds and may be fractions."""
 
     worker_types: list[str] = field(default_factory=list)
@@ -141,6 +164,8 @@ class CoordinatorConfig(_Kafka):
     """How often the sweep compares open task documents with their workflows."""
     worker_events_ttl_sec: float = 30 * 86_400
     """How long MongoDB keeps a row of `worker_events`. 0 means for ever."""
+    attempt_logs_ttl_sec: float = 30 * 86_400
+    """How long MongoDB keeps the lines of handlers in `attempt_logs`. 0 means for ever."""
     hold_starts_events: int = 40_000
     """Number of history events at which a run stops starting new attempts until it continues as a new run."""
     hold_starts_bytes: int = 40_000_000
@@ -176,7 +201,7 @@ class CoordinatorConfig(_Kafka):
 
 @_ignore_derived
 @dataclass
-class WorkerConfig(_Topics):
+class WorkerConfig(KeptLogs, _Topics):
     """Settings of a native worker."""
 
     roles: list[str] = field(default_factory=lambda: ["echo"])
@@ -275,6 +300,9 @@ RULES = {
     "page_url": settings.optional(settings.web_address()),
     "sweep_sec": settings.seconds(),
     "worker_events_ttl_sec": settings.seconds(0),
+    "attempt_logs_ttl_sec": settings.seconds(0),
+    "kept_log_level": settings.log_levels(),
+    "keep_prints": settings.switch(),
     "hold_starts_events": settings.whole(1, 50_000),
     "hold_starts_bytes": settings.whole(1, 50_000_000),
     "roles": settings.roles(least=1),

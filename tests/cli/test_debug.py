@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 import flowkit
 from flowkit.cli import app
-from flowkit.cli.debug.mask import Mask
+from flowkit.graph.masks import Mask
 from flowkit.cli.debug.recording import ReadOnly
 from flowkit.cli.debug.report import list_frames
 from flowkit.testing import GraphRun, run_graph

@@ -1,0 +1,1 @@
+"""What processes of FlowKit measure, and the lines of handlers."""
