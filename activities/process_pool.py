@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from flowkit.activities.context import RunContext
     from flowkit.activities.handlers import RoleHandler
-    from flowkit.core.handler_lines import Line
+    from flowkit.core.handler_lines import HandlerLine
     from flowkit.core.log import FieldLogger
 
 T = TypeVar("T")
@@ -281,7 +281,7 @@ class _Outcome:
     error: BaseException | None = None
     traceback: str = ""
     place: str = ""
-    lines: list[Line] = field(default_factory=list)
+    lines: list[HandlerLine] = field(default_factory=list)
     """What the batch has logged."""
 
     def __enter__(self) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.core import instruments
-from flowkit.core.handler_lines import Line
+from flowkit.core.handler_lines import HandlerLine
 from flowkit.observe import log_buffer
-from flowkit.observe.log_buffer import LineBuffer, Room
+from flowkit.observe.log_buffer import LineBuffer, WaitingBytes
 from tests.contract.builders import AT, attempt
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def counts() -> Iterator[Counts]:
     instruments.listen(None)
 
 
-def make(room: Room | None = None) -> LineBuffer:
+def make(room: WaitingBytes | None = None) -> LineBuffer:
     """Return the buffer of an attempt."""
     return LineBuffer(
         attempt(),
@@ -61,14 +61,14 @@ def make(room: Room | None = None) -> LineBuffer:
         level=logging.INFO,
         prints=False,
         lock=threading.Lock(),
-        room=room or Room(),
+        room=room or WaitingBytes(),
         changed=lambda buffer: None,
     )
 
 
-def line(text: str) -> Line:
+def line(text: str) -> HandlerLine:
     """Return a line with this text."""
-    return Line(AT, logging.INFO, "shop", text)
+    return HandlerLine(AT, logging.INFO, "shop", text)
 
 
 def texts(buffer: LineBuffer) -> list[str]:
@@ -148,7 +148,7 @@ def test_text_that_mongodb_cannot_store_is_escaped() -> None:
 
 def test_full_process_counts_what_it_does_not_keep(counts: Counts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_buffer, "MAX_PROCESS_BYTES", 10_000)
-    room = Room()
+    room = WaitingBytes()
     one, other = make(room), make(room)
     for _ in range(100):
         one.add(line("x" * 100))

@@ -40,7 +40,7 @@ _PRINTED_CHARS: Final = 1 << 16
 """A printed line without an end becomes a line of its own at this length."""
 
 
-class Line(NamedTuple):
+class HandlerLine(NamedTuple):
     """One line of an attempt. A record with a traceback is one line, too."""
 
     at: float
@@ -60,7 +60,7 @@ class LineSink(Protocol):
     prints: bool
     """Whether printed lines are wanted."""
 
-    def add(self, line: Line) -> None:
+    def add(self, line: HandlerLine) -> None:
         """Take a line."""
 
     def mask(self, values: Any, given: Callable[[], Any]) -> None:
@@ -150,7 +150,7 @@ class HandlerLogger(FieldLogger):
             super()._emit(level, text, args, given)
 
 
-class _Capture(logging.Handler):
+class CaptureHandler(logging.Handler):
     """Passes the records of attempts on to their sinks. It needs no lock: sinks can be called on any thread."""
 
     def handle(self, record: logging.LogRecord) -> bool:
@@ -169,18 +169,19 @@ def _is_internal(record: logging.LogRecord) -> bool:
     return record.name.partition(".")[0] in _DRIVERS or record.pathname.startswith(_OUR_FOLDER)
 
 
-def to_line(record: logging.LogRecord) -> Line:
+def to_line(record: logging.LogRecord) -> HandlerLine:
     """Return the line of a record: its message, its fields and its traceback. Never raise."""
     bound = bound_fields()
     text = "a line whose text cannot be made"
     with suppress(Exception), contained:
         text = f"{record.msg}  (its arguments do not fit)"
         text = record.getMessage()
-    if shown := format_fields(own_fields(record)):
-        text = f"{text}  {shown}"
+    with suppress(Exception), contained:
+        shown = format_fields(own_fields(record))
+        text = f"{text}  {shown}" if shown else text
     if record.exc_info or record.stack_info:
         text = f"{text}\n{_traceback_of(record)}"
-    return Line(record.created, record.levelno, record.name, text, str(bound.get("batch_uid", "")))
+    return HandlerLine(record.created, record.levelno, record.name, text, str(bound.get("batch_uid", "")))
 
 
 def _traceback_of(record: logging.LogRecord) -> str:
@@ -244,7 +245,7 @@ def _add_printed(sink: LineSink, text: str) -> None:
 class _Installed:
     """How often this process has been asked to capture lines, and with which handler it does."""
 
-    handler: Final = _Capture()
+    handler: Final = CaptureHandler()
     uses = 0
     prints = 0
 
@@ -273,13 +274,13 @@ class CollectedLines:
 
     def __init__(self, wish: LineWish) -> None:
         self.level, self.prints = wish.level, wish.prints
-        self._first: list[Line] = []
-        self._last: deque[Line] = deque()
+        self._first: list[HandlerLine] = []
+        self._last: deque[HandlerLine] = deque()
         self._room = _COLLECTED_CHARS
         self._last_chars = 0
         self._left_out = 0
 
-    def add(self, line: Line) -> None:
+    def add(self, line: HandlerLine) -> None:
         """Take a line."""
         if len(line.text) > _COLLECTED_CHARS:
             line = line._replace(text=line.text[:_COLLECTED_CHARS])
@@ -296,17 +297,17 @@ class CollectedLines:
     def mask(self, values: Any, given: Callable[[], Any]) -> None:
         """Do nothing: the worker hides secrets."""
 
-    def all(self) -> list[Line]:
+    def all(self) -> list[HandlerLine]:
         """Return the lines."""
         if not self._left_out:
             return [*self._first, *self._last]
         at = self._last[0].at if self._last else time.time()
-        note = Line(at, logging.WARNING, HANDLER_LOGGER, f"… {self._left_out:,} lines left out …")
+        note = HandlerLine(at, logging.WARNING, HANDLER_LOGGER, f"… {self._left_out:,} lines left out …")
         return [*self._first, note, *self._last]
 
 
 @contextmanager
-def collecting(wish: LineWish | None, take: Callable[[list[Line]], None]) -> Iterator[None]:
+def collecting(wish: LineWish | None, take: Callable[[list[HandlerLine]], None]) -> Iterator[None]:
     """Collect the lines that are logged in the block, and pass them to `take` at its end."""
     if wish is None:
         yield
@@ -324,7 +325,7 @@ def collecting(wish: LineWish | None, take: Callable[[list[Line]], None]) -> Ite
         stop_capture(prints=wish.prints)
 
 
-def pass_on(lines: Iterable[Line]) -> None:
+def pass_on(lines: Iterable[HandlerLine]) -> None:
     """Let the sink of the running attempt take the lines that another process has collected."""
     if (sink := _sink.get()) is not None:
         for each in lines:

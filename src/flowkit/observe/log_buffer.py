@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterable, Iterator
 
-    from flowkit.core.handler_lines import Line
+    from flowkit.core.handler_lines import HandlerLine
     from flowkit.models import AttemptInput
 
 MAX_ATTEMPT_BYTES: Final = 1 << 20
@@ -54,7 +54,7 @@ _CUT: Final = "\x00cut\x00"
 class _Numbered(NamedTuple):
     number: int
     size: int
-    line: Line
+    line: HandlerLine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class LogRow:
 
 
 @dataclass(slots=True)
-class Room:
+class WaitingBytes:
     """The bytes of all lines of a process that wait."""
 
     used: int = 0
@@ -86,7 +86,7 @@ class LineBuffer:
         level: int,
         prints: bool,
         lock: threading.Lock,
-        room: Room,
+        room: WaitingBytes,
         changed: Callable[[LineBuffer], None],
     ) -> None:
         """Prepare the buffer. `lock` guards the buffers of a process, and `room` counts what waits in all of them.
@@ -128,7 +128,7 @@ class LineBuffer:
         self._mask.add_values(values)
         self._inputs.append(given)
 
-    def add(self, line: Line) -> None:
+    def add(self, line: HandlerLine) -> None:
         """Take a line, or count it if there is no room."""
         text = _cut(line.text, max(_MARGIN, self._mask.longest))
         size = LINE_OVERHEAD + (len(text) if text.isascii() else len(text.encode("utf-8", "replace")))

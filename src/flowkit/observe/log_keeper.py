@@ -16,7 +16,7 @@ from flowkit.attempt.background import BackgroundLoop, OutageLogger
 from flowkit.core.handler_lines import restore_capture, start_capture, stop_capture
 from flowkit.core.instruments import LOG_LINES, LOG_LINES_DROPPED, STORED_BYTES
 from flowkit.errors import FlowKitError, StoreRefused
-from flowkit.observe.log_buffer import OUTAGE, REFUSED, LineBuffer, Room, level_name
+from flowkit.observe.log_buffer import OUTAGE, REFUSED, LineBuffer, WaitingBytes, level_name
 from flowkit.observe.log_store import LogStore
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class HandlerLogKeeper:
         self._settings = settings
         self._pause_sec = pause_sec
         self._lock = threading.Lock()
-        self._room = Room()
+        self._room = WaitingBytes()
         self._changed: dict[LineBuffer, None] = {}
         """The buffers with lines that wait, in the order of their first ones."""
         self._rows: list[LogRow] = []
