@@ -133,9 +133,16 @@ export class AttemptLines {
   }
 }
 
+const two = (number) => String(number).padStart(2, "0");
+
+function timeOf(at) {
+  const time = new Date(at * 1000);
+  return `${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}.${String(time.getMilliseconds()).padStart(3, "0")}`;
+}
+
 function rows(line) {
   const gap = line.left_out ? [h("li", { class: "gap" }, `… ${line.left_out.toLocaleString()} lines left out …`)] : [];
   const about = [line.logger, line.worker_id, line.shard ? `shard ${line.shard}` : ""].filter(Boolean).join(", ");
-  return [...gap, h("li", { class: line.level.toLowerCase(), title: about },
-    h("time", {}, clock(line.at)), " ", h("b", {}, line.level), " ", line.batch_uid ? h("span", { class: "batch" }, line.batch_uid, " ") : null, h("span", { class: "text" }, line.text))];
+  return [...gap, h("li", { class: line.level.toLowerCase(), title: `${clock(line.at)}, ${about}` },
+    h("time", {}, timeOf(line.at)), " ", h("b", {}, line.level), " ", line.batch_uid ? h("span", { class: "batch" }, line.batch_uid, " ") : null, h("span", { class: "text" }, line.text))];
 }
