@@ -12,6 +12,7 @@ import pytest
 
 from flowkit.core import instruments
 from flowkit.core.handler_lines import HandlerLine
+from flowkit.limits import LOG_LINE_BYTES
 from flowkit.observe import log_buffer
 from flowkit.observe.log_buffer import LineBuffer, WaitingBytes
 from tests.contract.builders import AT, attempt
@@ -117,7 +118,7 @@ def test_line_of_10_mb_keeps_its_beginning_and_its_end() -> None:
     assert kept.startswith("begin ü")
     assert kept.endswith("ü end")
     assert "characters left out …" in kept
-    assert len(kept.encode()) < log_buffer.MAX_LINE_BYTES + 100
+    assert len(kept.encode()) < LOG_LINE_BYTES + 100
     left_out = int(kept.partition("… ")[2].partition(" ")[0].replace(",", ""))
     assert left_out + kept.count("ü") == 10_000_000
 

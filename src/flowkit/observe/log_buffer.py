@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from flowkit.core.instruments import LOG_LINES_DROPPED
 from flowkit.core.user_code import contained
 from flowkit.graph.masks import Mask
+from flowkit.limits import ATTEMPT_LOG_BYTES, LOG_LINE_BYTES
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -22,12 +23,8 @@ if TYPE_CHECKING:
     from flowkit.core.handler_lines import HandlerLine
     from flowkit.models import AttemptInput
 
-MAX_ATTEMPT_BYTES: Final = 1 << 20
-"""Most bytes of the kept lines of an attempt. Half of them are for its first lines, half for its last ones."""
-HEAD_BYTES: Final = MAX_ATTEMPT_BYTES // 2
-TAIL_BYTES: Final = MAX_ATTEMPT_BYTES - HEAD_BYTES
-MAX_LINE_BYTES: Final = 16 << 10
-"""Most bytes of a line. A longer one keeps its beginning and its end."""
+HEAD_BYTES: Final = ATTEMPT_LOG_BYTES // 2
+TAIL_BYTES: Final = ATTEMPT_LOG_BYTES - HEAD_BYTES
 MAX_PROCESS_BYTES: Final = 32 << 20
 """Most bytes of lines that wait in one process while MongoDB is unavailable."""
 ROW_BYTES: Final = 64 << 10
@@ -233,7 +230,7 @@ def _split(lines: Iterable[_Numbered]) -> Iterator[list[_Numbered]]:
 
 def _cut(text: str, margin: int) -> str:
     """Return a text without the middle of a very long one, but with `margin` characters more than are kept."""
-    start, end = MAX_LINE_BYTES - _END_BYTES + margin, _END_BYTES + margin
+    start, end = LOG_LINE_BYTES - _END_BYTES + margin, _END_BYTES + margin
     if len(text) <= start + end:
         return text
     return f"{text[:start]}{_CUT}{len(text) - start - end}{_CUT}{text[-end:]}"
@@ -244,9 +241,9 @@ def _shorten(text: str) -> str:
     start, found, rest = text.partition(_CUT)
     lost, _, end = rest.partition(_CUT) if found else ("0", "", start)
     whole = start if not found else start + end
-    if not found and len(text.encode()) <= MAX_LINE_BYTES:
+    if not found and len(text.encode()) <= LOG_LINE_BYTES:
         return text
-    head = start.encode()[: MAX_LINE_BYTES - _END_BYTES].decode("utf-8", "ignore")
+    head = start.encode()[: LOG_LINE_BYTES - _END_BYTES].decode("utf-8", "ignore")
     last = end.encode()[-_END_BYTES:].decode("utf-8", "ignore")
     left_out = len(whole) + int(lost) - len(head) - len(last)
     return f"{head}\n… {left_out:,} characters left out …\n{last}"
