@@ -7,11 +7,11 @@ profiles (`temporalio.envconfig`).
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from flowkit.core.handler_lines import KeptLogs
 from flowkit.errors import ConfigError
 from flowkit.text import kind_of, suggestion
 from flowkit.validation import settings
@@ -97,28 +97,6 @@ class _Kafka(_Topics):
     """Number of partitions of new command and status topics, at least the number of workers of a role."""
     kafka_replication_factor: int = -1
     """Number of replicas of new topics; -1 for the default of the broker."""
-
-
-@dataclass(kw_only=True)
-class KeptLogs:
-    """Which lines of handlers and functions are kept with their attempt (docs/monitoring.md)."""
-
-    kept_log_level: str | dict[str, str] = "INFO"
-    """Least level of the lines that are kept: one for all roles, or a dict by role (default INFO). `OFF` keeps none."""
-    keep_prints: bool = False
-    """Whether what handlers and functions print to stdout is kept, too."""
-
-    def kept_level(self, role: str) -> int | None:
-        """Return the least level of the kept lines of a role; None if none are kept."""
-        given = self.kept_log_level
-        name = given.get(role, "INFO") if isinstance(given, dict) else given
-        return None if name.upper() == settings.OFF else int(logging.getLevelNamesMapping()[name.upper()])
-
-    def least_kept_level(self) -> int | None:
-        """Return the least level of the kept lines of all roles; None if none are kept at all."""
-        given = self.kept_log_level
-        roles = ["", *given] if isinstance(given, dict) else [""]
-        return min((level for role in roles if (level := self.kept_level(role)) is not None), default=None)
 
 
 @_ignore_derived

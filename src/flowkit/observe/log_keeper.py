@@ -21,7 +21,7 @@ from flowkit.observe.log_store import LogStore
 
 if TYPE_CHECKING:
     from flowkit.adapters.mongo import Database
-    from flowkit.config import KeptLogs
+    from flowkit.core.handler_lines import KeptLogs
     from flowkit.models import AttemptInput
     from flowkit.observe.log_buffer import LogRow
 

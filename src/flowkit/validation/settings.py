@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from flowkit.core.handler_lines import OFF
+from flowkit.core.log import LEVELS
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS
 from flowkit.models import COORDINATOR_FN, RESERVED_TYPES
@@ -18,9 +20,7 @@ if TYPE_CHECKING:
     Rule = Callable[[Any], Iterator[Problem]]
 
 MOST_SLOTS = 10_000
-OFF = "OFF"
-"""The level at which no lines are kept."""
-LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL", OFF)
+_LOG_LEVELS = (*LEVELS, OFF)
 
 _SHOWN_CHARS = 80
 _BROKER = re.compile(r"([^\s:,/@\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
@@ -196,7 +196,7 @@ def _find_bad_counts(counts: dict[Any, Any], number: str) -> Iterator[Problem]:
 
 def log_levels() -> Rule:
     """Return a rule for one level of log lines for all roles, or a mapping of role to level."""
-    wanted = f"one of {', '.join(LOG_LEVELS)}"
+    wanted = f"one of {', '.join(_LOG_LEVELS)}"
 
     def rule(value: Any) -> Iterator[Problem]:
         if not isinstance(value, dict):
@@ -213,7 +213,7 @@ def log_levels() -> Rule:
 
 
 def _is_log_level(value: Any) -> bool:
-    return isinstance(value, str) and value.upper() in LOG_LEVELS
+    return isinstance(value, str) and value.upper() in _LOG_LEVELS
 
 
 def brokers() -> Rule:
