@@ -128,7 +128,7 @@ class Paced(Quick):
 
 
 class Chatty(Quick):
-    """Logs in each batch. Its first attempt does not end."""
+    """Logs in each batch. Its first attempt fails."""
 
     role = "chatty"
 
@@ -136,7 +136,7 @@ class Chatty(Quick):
         """Log a hostile line, and return one metrics row unless it is the first attempt."""
         logging.getLogger("shop").info("attempt %d begins \x1b[2J", ctx.attempt_epoch)
         if ctx.attempt_epoch == 1:
-            await asyncio.Event().wait()
+            raise ConnectionError("no route")
         ctx.log.warning("attempt %d ends", ctx.attempt_epoch, count=2)
         return await super().process_batch(batch, ctx)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import logging.config
+import pickle
 import sys
 import threading
 import warnings
@@ -16,11 +17,13 @@ import pytest
 from flowkit.config import WorkerConfig
 from flowkit.core import handler_lines
 from flowkit.core.handler_lines import CaptureHandler, begin_attempt, end_attempt
+from flowkit.errors import StoreUnavailable
 from flowkit.observe.log_keeper import HandlerLogKeeper
 from flowkit.observe.log_reading import HandlerLogReader
 from flowkit.testing import memory_database, run_graph
 from flowkit.worker import Batch, BatchResult, RoleHandler
 from tests.contract.builders import attempt
+from tests.unit.event_loop import let_other_tasks_run
 from tests.unit.handler_runs import node
 
 if TYPE_CHECKING:
@@ -320,3 +323,93 @@ async def test_who_follows_a_task_gets_each_line_once(kept: Kept) -> None:
     await kept.keeper.flush()
     assert await now() == ["two"]
     assert await now() == []
+
+
+async def test_lines_are_written_while_their_attempt_runs() -> None:
+    """So a killed process loses those of the last pause only."""
+    db = memory_database()
+    keeper = HandlerLogKeeper(db, WorkerConfig(), pause_sec=0.01)
+    keeper.start()
+    kept = Kept(db, keeper)
+    await kept.run(lambda: SHOP.info("one"))
+    async with asyncio.timeout(60):
+        while not await read(db, attempt().task_id):
+            await let_other_tasks_run()
+    await keeper.stop()
+
+
+async def test_outage_of_mongodb_keeps_lines_waiting(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(documents: Any) -> None:
+        raise StoreUnavailable("no server responds")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(kept.keeper._store, "append", refuse)
+        await kept.run(lambda: SHOP.info("one"))
+        assert not await kept.keeper.flush()
+        await kept.run(lambda: SHOP.info("two"), node_id="b")
+        assert not await kept.keeper.flush()
+    assert kept.keeper.health.last_error == "no server responds"
+    assert await kept.texts() == ["one", "two"]
+
+
+async def test_rows_of_an_unknown_outcome_are_stored_once(kept: Kept) -> None:
+    """The reply to a write may be lost, so it is repeated."""
+    await kept.run(lambda: SHOP.info("one"))
+    kept.keeper._take_group()
+    await kept.keeper._store.prepare()
+    await kept.keeper._store.append([row.document for row in kept.keeper._rows])
+    assert await kept.texts() == ["one"]
+
+
+async def test_external_worker_is_shown_by_its_events() -> None:
+    db, own = memory_database(), {"task_id": "t", "node_id": "ext", "attempt_epoch": 1}
+    payload = {"worker_id": "w-9", "reason_code": "boom", "error": "it broke"}
+    await db.dispatches.insert_one({**own})
+    await db.worker_events.insert_many(
+        [
+            {**own, "ts_ms": 2_000, "event_hash": "2", "payload": {**payload, "kind": "TASK_FAILED"}},
+            {
+                **own,
+                "ts_ms": 1_000,
+                "event_hash": "1",
+                "payload": {"worker_id": "w-9", "kind": "TASK_ACCEPTED"},
+            },
+            {**own, "node_id": "native", "ts_ms": 1, "event_hash": "0", "payload": {"kind": "TASK_DONE"}},
+        ]
+    )
+    lines = await read(db, "t")
+    assert [(each.level, each.text, each.worker_id) for each in lines] == [
+        ("INFO", "task accepted", "w-9"),
+        ("ERROR", "task failed  reason_code=boom error=it broke", "w-9"),
+    ]
+    assert await read(db, "t", "native") == []
+
+
+def crunch_lines() -> None:
+    """Log as a handler in a process of its own."""
+    for number in range(3):
+        SHOP.info("line %d", number)
+
+
+async def test_lines_of_a_process_come_back_with_their_attempt(kept: Kept) -> None:
+    def body() -> None:
+        wish = handler_lines.LineWish.current()
+        collected: list[Any] = []
+        with handler_lines.collecting(wish, collected.extend):
+            crunch_lines()
+        assert [each.text for each in collected] == ["line 0", "line 1", "line 2"]
+        handler_lines.pass_on(pickle.loads(pickle.dumps(collected)))
+
+    await kept.run(body)
+    assert await kept.texts() == ["line 0", "line 1", "line 2"]
+
+
+def test_very_many_lines_of_a_process_are_bounded() -> None:
+    lines = handler_lines.CollectedLines(handler_lines.LineWish(level=20, prints=False, fields={}))
+    for number in range(20_000):
+        lines.add(handler_lines.HandlerLine(float(number), 20, "shop", f"line {number}"))
+    kept_lines = lines.all()
+    (note,) = [each.text for each in kept_lines if "left out" in each.text]
+    assert kept_lines[0].text == "line 0"
+    assert kept_lines[-1].text == "line 19999"
+    assert f"{20_001 - len(kept_lines):,} lines left out" in note
