@@ -32,11 +32,11 @@ async def test_lines_of_a_worker_process_are_printed_until_the_task_ends(
     assert lines[0] == ("INFO", "a#1", "b0", "attempt 1 begins \\u001b[2J")
     assert ("WARNING", "a#2", "b0", "attempt 2 ends  count=2") in lines
     assert "    ConnectionError: no route" in output.out.splitlines()
-    found = await program.call(
+    more = await program.call(
         *("logs", "a", "--task", task_id, "--attempt", "2", "--level", "warning", "--json"),
         env=harness.environment,
     )
-    (line,) = map(json.loads, found.out.splitlines())
+    (line,) = map(json.loads, more.out.splitlines())
     assert (line["text"], line["attempt"], line["logger"]) == (
         "attempt 2 ends  count=2",
         2,

@@ -136,7 +136,7 @@ class Kept:
 
         async def run() -> None:
             own = replace(attempt(node_id), **given)
-            begin_attempt(own, "w-1", "run-1", self.keeper.sink(own, "w-1"))
+            begin_attempt(own, "w-1", "run-1", self.keeper)
             try:
                 body()
             finally:
@@ -287,7 +287,11 @@ async def test_lines_that_were_left_out_are_counted_where_they_are_missing(kept:
 
 
 async def test_pages_of_an_attempt_meet_each_other(kept: Kept) -> None:
-    await kept.run(lambda: [SHOP.info("line %d", number) for number in range(25)])
+    def body() -> None:
+        for number in range(25):
+            SHOP.info("line %d", number)
+
+    await kept.run(body)
     await kept.keeper.flush()
     reader, own = HandlerLogReader(kept.db), attempt()
     place = own.task_id, own.node_id, own.epoch

@@ -120,8 +120,8 @@ async def test_reading_needs_a_token_with_the_right_to_read(started: Front, call
 async def test_lines_of_an_attempt_are_escaped_and_come_in_pages(started: Front) -> None:
     lines = [f"line {number}" for number in range(3)] + ["hostile \x1b[2J \u202e text"]
     await store_lines(started.stage.db, TASK, "a", 1, lines)
-    query = {"task_id": TASK, "node": "a", "attempt": 1}
-    status, last = await started.get("task/logs", limit=2, **query)
+    query: Any = {"task_id": TASK, "node": "a", "attempt": "1"}
+    status, last = await started.get("task/logs", limit="2", **query)
     assert (status, last["kept"], last["earlier"], last["later"]) == (200, True, True, False)
     assert [each["text"] for each in last["lines"]] == ["line 2", "hostile \\u001b[2J \\u202e text"]
     _, first = await started.get("task/logs", before=last["lines"][0]["place"], **query)

@@ -16,9 +16,9 @@ from tests.unit.test_cli_display import node, task
 from tests.unit.test_details import only_row
 
 from flowkit.cli import output
-from flowkit.core.log import TextLayout
 from flowkit.cli.screen import LiveScreen
 from flowkit.cli.tasks.display import draw_task, task_table
+from flowkit.core.log import TextLayout
 from flowkit.errors import GraphError
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus

@@ -292,9 +292,8 @@ class Attempt:
 
     async def _run_executor(self) -> AttemptResult:
         contain_tasks(f"node {self._attempt.node_id!r} of task {self._attempt.task_id}")
-        worker_id, lines = self._worker.worker_id, self._worker.lines
-        sink = None if lines is None else lines.sink(self._attempt, worker_id)
-        begin_attempt(self._attempt, worker_id, self._info.workflow_run_id or "", sink)
+        worker, run_id = self._worker, self._info.workflow_run_id or ""
+        begin_attempt(self._attempt, worker.worker_id, run_id, worker.lines)
         try:
             return await Contained(self._executor.run())
         finally:

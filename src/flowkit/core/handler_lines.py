@@ -98,11 +98,50 @@ class LineSinks(Protocol):
         """Return what takes the lines of an attempt; None if those of its role are not wanted."""
 
 
-_sink: ContextVar[LineSink | None] = ContextVar("flowkit_line_sink", default=None)
+class AttemptLines:
+    """The lines of one attempt. What takes them is made for the first one, since most attempts log nothing."""
+
+    def __init__(self, create: Callable[[], LineSink | None]) -> None:
+        self._create: Callable[[], LineSink | None] | None = create
+        self._sink: LineSink | None = None
+        self._masks: list[tuple[Any, Callable[[], Any]]] = []
+
+    @property
+    def sink(self) -> LineSink | None:
+        """What takes the lines; None if they are not wanted."""
+        if self._create is not None:
+            with _lock:
+                self._begin()
+        return self._sink
+
+    def _begin(self) -> None:
+        create, self._create = self._create, None
+        if create is None or (sink := create()) is None:
+            return
+        for values, given in self._masks:
+            sink.mask(values, given)
+        self._masks, self._sink = [], sink
+
+    def mask(self, values: Any, given: Callable[[], Any]) -> None:
+        """Hide values in the lines, as `LineSink.mask` does."""
+        with _lock:
+            if self._sink is None:
+                self._masks.append((values, given))
+            else:
+                self._sink.mask(values, given)
 
 
-def begin_attempt(attempt: AttemptInput, worker_id: str, run_id: str, sink: LineSink | None) -> None:
-    """Let all records of the current asyncio task name this attempt, and let `sink` take them."""
+_lock = threading.RLock()
+_lines: ContextVar[AttemptLines | None] = ContextVar("flowkit_attempt_lines", default=None)
+
+
+def _current() -> LineSink | None:
+    """Return what takes the lines of the running attempt."""
+    return None if (lines := _lines.get()) is None else lines.sink
+
+
+def begin_attempt(attempt: AttemptInput, worker_id: str, run_id: str, sinks: LineSinks | None) -> None:
+    """Let all records of the current asyncio task name this attempt, and let what `sinks` returns take them."""
     trace_id = _find_trace_id()
     bind_context(
         task_id=attempt.task_id,
@@ -114,35 +153,31 @@ def begin_attempt(attempt: AttemptInput, worker_id: str, run_id: str, sink: Line
         **({"shard": attempt.shard} if attempt.shard else {}),
         **({"trace_id": trace_id} if trace_id else {}),
     )
-    _sink.set(sink)
+    if sinks is not None:
+        restore_capture()
+        _lines.set(AttemptLines(lambda: sinks.sink(attempt, worker_id)))
 
 
 def end_attempt() -> None:
     """Pass on what the attempt has printed without the end of a line."""
-    sink = _sink.get()
-    if sink is not None and sink.prints and isinstance(sys.stdout, _Stdout):
+    if isinstance(sys.stdout, _Stdout) and (sink := _current()) is not None and sink.prints:
         sys.stdout.end_lines(sink)
-
-
-def current_sink() -> LineSink | None:
-    """Return what takes the lines of the running attempt."""
-    return _sink.get()
 
 
 def mask_lines(values: Any, given: Callable[[], Any]) -> None:
     """Hide values in the lines of the running attempt, as `LineSink.mask` does."""
-    if (sink := _sink.get()) is not None:
-        sink.mask(values, given)
+    if (lines := _lines.get()) is not None:
+        lines.mask(values, given)
 
 
 @contextmanager
-def bound_to(sink: LineSink) -> Iterator[None]:
-    """Let a sink take what is logged in the block."""
-    before = _sink.set(sink)
+def bound_to(lines: AttemptLines) -> Iterator[None]:
+    """Let what is logged in the block be lines of an attempt."""
+    before = _lines.set(lines)
     try:
         yield
     finally:
-        _sink.reset(before)
+        _lines.reset(before)
 
 
 def _find_trace_id() -> str:
@@ -162,15 +197,15 @@ class HandlerLogger(FieldLogger):
     def __init__(self) -> None:
         super().__init__(logging.getLogger(HANDLER_LOGGER))
         self._fields = bound_fields()
-        self._sink = _sink.get()
+        self._lines = _lines.get()
 
     def _emit(self, level: int, text: str, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
         fields["stacklevel"] = fields.get("stacklevel", 1) + 1
         given = {**self._fields, **bound_fields(), **fields}
-        if self._sink is None or _sink.get() is self._sink:
+        if self._lines is None or _lines.get() is self._lines:
             super()._emit(level, text, args, given)
             return
-        with bound_to(self._sink):
+        with bound_to(self._lines):
             super()._emit(level, text, args, given)
 
 
@@ -179,7 +214,7 @@ class CaptureHandler(logging.Handler):
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Pass on a record that was made in an attempt."""
-        sink = _sink.get()
+        sink = _current()
         if sink is None or record.levelno < sink.level or _is_internal(record):
             return False
         sink.add(to_line(record))
@@ -232,7 +267,7 @@ class _Stdout:
     def write(self, text: str) -> Any:
         """Write a text. What a logging handler writes was a record before, so it is no printed line."""
         written = self.stream.write(text)
-        sink = _sink.get()
+        sink = _current()
         if sink is not None and sink.prints and sys._getframe(1).f_globals.get("__name__") != "logging":
             self._take(sink, str(text))
         return written
@@ -274,9 +309,6 @@ class _Installed:
     prints = 0
 
 
-_lock = threading.Lock()
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineWish:
     """What another process needs to know to collect the lines of an attempt."""
@@ -289,8 +321,9 @@ class LineWish:
     @classmethod
     def current(cls) -> LineWish | None:
         """Return the wish of the running attempt; None if its lines are not wanted."""
-        sink = _sink.get()
-        return sink and cls(level=sink.level, prints=sink.prints, fields=dict(bound_fields()))
+        if (sink := _current()) is None:
+            return None
+        return cls(level=sink.level, prints=sink.prints, fields=dict(bound_fields()))
 
 
 class CollectedLines:
@@ -339,7 +372,7 @@ def collecting(wish: LineWish | None, take: Callable[[list[HandlerLine]], None])
     lines = CollectedLines(wish)
     start_capture(wish.level, prints=wish.prints)
     try:
-        with log_context(**wish.fields), bound_to(lines):
+        with log_context(**wish.fields), bound_to(AttemptLines(lambda: lines)):
             try:
                 yield
             finally:
@@ -351,7 +384,7 @@ def collecting(wish: LineWish | None, take: Callable[[list[HandlerLine]], None])
 
 def pass_on(lines: Iterable[HandlerLine]) -> None:
     """Let the sink of the running attempt take the lines that another process has collected."""
-    if (sink := _sink.get()) is not None:
+    if (sink := _current()) is not None:
         for each in lines:
             sink.add(each)
 

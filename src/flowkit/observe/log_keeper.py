@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from flowkit.attempt.background import BackgroundLoop, OutageLogger
-from flowkit.core.handler_lines import restore_capture, start_capture, stop_capture
+from flowkit.core.handler_lines import start_capture, stop_capture
 from flowkit.core.instruments import LOG_LINES, LOG_LINES_DROPPED, STORED_BYTES
 from flowkit.errors import FlowKitError, StoreRefused
 from flowkit.observe.log_buffer import OUTAGE, REFUSED, LineBuffer, WaitingBytes, level_name
@@ -67,7 +67,6 @@ class HandlerLogKeeper:
         level = self._levels[role]
         if level is None or self._running is None:
             return None
-        restore_capture()
         return LineBuffer(
             attempt,
             worker_id,
