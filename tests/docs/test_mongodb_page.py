@@ -25,7 +25,7 @@ from tests.mongo_commands import (
 from tests.mongo_table import documented, missing_rows, rows, unseen_rows
 from tests.sources import ROOT, sources
 
-from flowkit.adapters import mongo, worker_events
+from flowkit.adapters import mongo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -94,7 +94,7 @@ def test_every_error_code_that_the_code_knows_has_a_row() -> None:
         *mongo._DENIED_CODES,
         *mongo._PERMANENT_CODES,
         *mongo._INDEX_CONFLICTS,
-        worker_events._INDEX_NOT_FOUND,
+        mongo._INDEX_NOT_FOUND,
     }
     texts = [" ".join(row.cells) for row in rows() if row.section == CODES]
     described = {int(code) for text in texts for code in re.findall(r"`(\d+)`", text)}
