@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= 2
-TEST_JOBS ?= 8
+TEST_JOBS ?= 10
 QUICK_JOBS ?= 4
 SOURCE ?=
 MINUTES ?= 1
@@ -27,7 +27,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check lint types site quick bytecode docs test test-contract large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
+.PHONY: help setup servers check lint types site quick docs test test-contract large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,10 +62,6 @@ site: $(INSTALLED)
 quick: $(INSTALLED)
 	$(BIN)/pytest -q -n $(QUICK_JOBS) -m "not server and not slow and not nightly"
 
-# The test processes of a run begin together, and without this, each of them would compile all tests on a clean clone.
-bytecode: $(INSTALLED)
-	@report=$$($(BIN)/pytest -q --collect-only -m "not nightly") || { echo "$$report" | tail -n 60; exit 1; }
-
 docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 	@$(SITE)
 	@echo "open build/docs/index.html"
@@ -92,7 +88,7 @@ fuzz: setup ## Random graphs, shared limits, nodes with shards, flows of the gat
 	FLOWKIT_FUZZ_MINUTES="$(MINUTES)" FLOWKIT_FUZZ_GRAPHS="$(GRAPHS)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/fuzz tests/integration/test_flow_model.py
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
 		tests/unit/test_validation_fuzz.py tests/unit/test_expression_names.py tests/unit/test_flow_round_trip.py tests/contract/test_vars_model.py \
-		tests/contract/test_group_commit.py
+		tests/contract/test_group_commit.py tests/unit/test_contracts.py tests/unit/test_arguments.py
 
 nightly: setup ## What takes an hour: long tests, the integration tests on the newer Temporal server and on a cluster of it, the contract tests with both drivers, the core without its products, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=long,server,drivers,core,cluster,fuzz,chaos,large].
 	@PYTHONPATH=. $(BIN)/python -m tests.nightly --minutes $(NIGHTLY_MINUTES) --jobs $(TEST_JOBS) --steps "$(STEPS)" $(if $(TESTS),--tests "$(TESTS)")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -18,6 +19,7 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo import errors as pymongo_errors
 from pymongo.read_concern import ReadConcern
 
+from flowkit.core.instruments import ERRORS
 from flowkit.errors import (
     ConfigError,
     FlowKitError,
@@ -71,6 +73,8 @@ more as objects."""
 
 _INDEX_CONFLICTS = frozenset({85, 86})
 """Server codes for an existing index with the same keys or the same name but a different definition."""
+
+_INDEX_NOT_FOUND = 27
 
 _USAGE_ERRORS = (
     pymongo_errors.CollectionInvalid,
@@ -176,7 +180,9 @@ def translate_errors(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine
         try:
             return await method(*args, **kwargs)
         except pymongo_errors.PyMongoError as error:
-            raise flowkit_error(error) from None
+            found = flowkit_error(error)
+            ERRORS.add("mongodb", found.code)
+            raise found from None
         except (OverflowError, BSONError) as error:
             kind = StoreTooLarge if too_large(error) else StoreRefused
             raise kind(_short("MongoDB cannot store this value", error)) from None
@@ -342,6 +348,24 @@ async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) ->
         if error.code not in _INDEX_CONFLICTS:
             raise
         await _check_other_index(collection, keys, name, options)
+
+
+async def expire_after(collection: Any, name: str, seconds: float) -> None:
+    """Let MongoDB delete documents this long after their `created_at`, by the index `name`; 0 means never."""
+    whole = math.ceil(seconds)
+    index = (await collection.index_information()).get(name)
+    if index is not None and index.get("expireAfterSeconds") != whole:
+        await _drop_index(collection, name)
+    if whole:
+        await ensure_index(collection, "created_at", name, expireAfterSeconds=whole)
+
+
+async def _drop_index(collection: Any, name: str) -> None:
+    try:
+        await collection.drop_index(name)
+    except pymongo_errors.OperationFailure as error:
+        if error.code != _INDEX_NOT_FOUND:  # another engine has dropped it
+            raise
 
 
 async def _check_other_index(collection: Any, keys: Any, name: str, options: dict[str, Any]) -> None:

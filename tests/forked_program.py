@@ -1,4 +1,4 @@
-"""Run the command `python -P -m flowkit …` as a fork of the tests' fork server, or as it is where there is none.
+"""Run the command `python -P -m module …` as a fork of the tests' fork server, or as it is where there is none.
 
 Runs as a script before the command, in Python without site packages, which starts in milliseconds. The exit code is
 that of the program, and signals pass to it. If this process is killed, the program is killed, too.
@@ -15,6 +15,8 @@ from typing import NoReturn
 
 FORK_SERVER = "FORK_SERVER_OF_TESTS"
 """The variable with the path of the socket where the fork server takes requests of other processes."""
+FORKED_BY = "FORKED_BY"
+"""The same for the server of this program alone, if its own programs have another one."""
 HEADER_BYTES = 8
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -22,13 +24,13 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 
 def main() -> NoReturn:
     """Run the program and exit as it does."""
-    path, command = os.environ.get(FORK_SERVER), sys.argv[1:]
+    path, command = os.environ.pop(FORKED_BY, None) or os.environ.get(FORK_SERVER), sys.argv[1:]
     if not path:
         os.execv(command[0], command)
     early: list[int] = []
     for number in _PASSED_ON:
         signal.signal(number, lambda signalled, _: early.append(signalled))
-    with _request(path, command[4:]) as report, report.makefile(encoding="utf-8") as lines:
+    with _request(path, command[3], command[4:]) as report, report.makefile(encoding="utf-8") as lines:
         program = int(lines.readline())
 
         def pass_on(number: int, _: FrameType | None) -> None:
@@ -49,13 +51,13 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _request(path: str, arguments: list[str]) -> socket.socket:
+def _request(path: str, module: str, arguments: list[str]) -> socket.socket:
     """Ask for the program; return the socket that reports its process id and then its exit code."""
     request = {
         "arguments": arguments,
         "folder": os.getcwd(),
         "env": dict(os.environ),
-        "module": "flowkit",
+        "module": module,
         "tied": True,
     }
     text = json.dumps(request).encode()

@@ -9,7 +9,7 @@ from pymongo import ASCENDING
 from flowkit.adapters.mongo import Database, durable, moment, translate_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
     from flowkit.core.utils import Fields
 
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 BELONGINGS = (
     *("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches"),
     *("stored_graphs", "input_values", "map_items", "node_shards", "batch_tries"),
-    *("flow_messages", "flow_events"),
 )
-"""Collections whose rows belong to a task, which the field `task_id` names."""
+"""Collections of the core whose rows belong to a task, which the field `task_id` names."""
 
 _TASKS_PER_STEP = 20
 """Number of tasks in one step. Each task may have thousands of rows."""
@@ -32,8 +31,18 @@ class Purge:
     one. Raises StoreUnavailable if MongoDB does not respond.
     """
 
-    def __init__(self, db: Database, *, before: float, statuses: Collection[str], namespace_id: str) -> None:
+    def __init__(
+        self,
+        db: Database,
+        *,
+        before: float,
+        statuses: Collection[str],
+        namespace_id: str,
+        collections: Sequence[str] = BELONGINGS,
+    ) -> None:
+        """Prepare the purge. The rows of `collections` belong to the task that their `task_id` names."""
         self._db = durable(db)
+        self._collections = collections
         self._unused: Fields = {
             "part": 0,
             "created_at": {"$lt": moment(before)},
@@ -75,34 +84,40 @@ class Purge:
 
     @translate_errors
     async def schedules(self) -> list[str]:
-        """Return the schedules that have stored a graph before the given time. It is used while they exist."""
+        """Return the schedules that have stored a graph before the given time."""
         of_schedules = {**self._before, "part": 0, "schedule_id": {"$ne": None}}
         found = self._db.stored_graphs.find(of_schedules, {"schedule_id": 1})
         return sorted({row["schedule_id"] async for row in found})
 
     @translate_errors
-    async def count_graphs(self, schedule_ids: Sequence[str]) -> int:
-        """Return the number of rows with graphs that these schedules have stored before the given time."""
-        stored = {**self._before, "schedule_id": {"$in": list(schedule_ids)}}
-        found: int = await self._db.stored_graphs.count_documents(stored)
+    async def count_graphs(self, kept: Mapping[str, str]) -> int:
+        """Return the number of rows with graphs that schedules have stored before the given time.
+
+        `kept` has the id of the graph that each of the schedules uses now, which does not count; an empty text if it
+        uses none.
+        """
+        found: int = await self._db.stored_graphs.count_documents(self._graphs_filter(kept))
         return found
 
     @translate_errors
-    async def remove_graphs(self, schedule_ids: Sequence[str]) -> int:
+    async def remove_graphs(self, kept: Mapping[str, str]) -> int:
         """Delete what `count_graphs` counts, and return the number of rows.
 
-        A schedule that is created again meanwhile has stored its graph now.
+        A schedule that is created again or changed meanwhile has stored its graph now.
         """
-        stored = {**self._before, "schedule_id": {"$in": list(schedule_ids)}}
-        gone = await self._db.stored_graphs.delete_many(stored)
+        gone = await self._db.stored_graphs.delete_many(self._graphs_filter(kept))
         removed: int = gone.deleted_count
         return removed
+
+    def _graphs_filter(self, kept: Mapping[str, str]) -> Fields:
+        others = [{"schedule_id": name, "graph_id": {"$ne": graph_id}} for name, graph_id in kept.items()]
+        return {**self._before, "$or": others}
 
     @translate_errors
     async def count(self, task_ids: Sequence[str]) -> dict[str, int]:
         """Return the number of rows of these tasks by collection, including their documents under `tasks`."""
         own = _rows_filter(task_ids)
-        counts = {name: await self._db[name].count_documents(own) for name in BELONGINGS}
+        counts = {name: await self._db[name].count_documents(own) for name in self._collections}
         return {**counts, "tasks": await self._db.tasks.count_documents(self._documents_filter(task_ids))}
 
     @translate_errors
@@ -112,7 +127,7 @@ class Purge:
         Keep the document of a task that was opened again.
         """
         own = _rows_filter(task_ids)
-        removed = {name: (await self._db[name].delete_many(own)).deleted_count for name in BELONGINGS}
+        removed = {name: (await self._db[name].delete_many(own)).deleted_count for name in self._collections}
         ended = await self._db.tasks.delete_many(self._documents_filter(task_ids))
         return {**removed, "tasks": ended.deleted_count}
 

@@ -11,7 +11,9 @@
     returns: {
       session: { actor: "7", may_operate: true, read_only: false, web_ui: null, namespace: "default", database: "flowkit", version: "1", actions: [] },
       tasks: { tasks: [], more: false },
+      schedules: { schedules: [], more: false },
       "task/attempts": { attempts: [], complete: true },
+      "task/logs": { kept: true, lines: [], earlier: false, later: false },
       "task/variables": { variables: {} },
       "task/batches": { batches: [], total: 0, skip: 0 },
       "task/node": { node_id: "a", definition: { io: null }, result: {}, batches: 0, failed_batches: 0, debug: null },

@@ -90,7 +90,7 @@ PortBase = Annotated[
         min=1,
         max=65_527,
         help="First of nine ports: Temporal, Web UI, MongoDB, Temporal's HTTP API, Kafka, gateway (two), admission, "
-        "page.  "
+        "page. The processes serve their health and metrics on the ports that follow, if they are free.  "
         "[default: 7233, 8233, 27017, any, 9092, 9652, 9653, 9654, 9655]",
     ),
 ]
@@ -124,6 +124,14 @@ ServesMetrics = Annotated[
         "--metrics/--no-metrics",
         envvar="FLOWKIT_METRICS",
         help="Serve metrics for Prometheus at /metrics of the health port.",
+    ),
+]
+MeasuresSdk = Annotated[
+    bool,
+    typer.Option(
+        "--sdk-metrics/--no-sdk-metrics",
+        envvar="FLOWKIT_SDK_METRICS",
+        help="Add the metrics of Temporal's SDK, which cost more than those of FlowKit.",
     ),
 ]
 Processes = Annotated[
@@ -165,6 +173,7 @@ class HealthOptions:
     port: HealthPort = None
     host: HealthHost = DEFAULT_HEALTH_HOST
     metrics: ServesMetrics = True
+    sdk_metrics: MeasuresSdk = True
 
     @property
     def measures(self) -> bool:

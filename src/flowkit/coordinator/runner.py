@@ -42,6 +42,7 @@ from flowkit.core.time import SystemClock
 from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import EngineLoops, check_functions, create_workers, prepare_settings
 from flowkit.errors import Removed
+from flowkit.products import keep_logs
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
     from flowkit.connection import Service
     from flowkit.models import Settings, TaskResult, TaskStatus
     from flowkit.models.admission import Admission
+    from flowkit.products import LogKeeper
 
 
 class RemovedAttributes:
@@ -173,6 +175,8 @@ class Coordinator(RemovedAttributes):
         )
         self._thread: WorkerThread | InlineWorkers | None = None
         self._loops: EngineLoops | None = None
+        self._lines: LogKeeper | None = None
+        """Keeps what functions log."""
         self._bridge: Bridge | None = None
 
     @property
@@ -189,6 +193,7 @@ class Coordinator(RemovedAttributes):
             error=None if error is None else error_summary(error),
             loops=(
                 *(() if self._loops is None else self._loops.health),
+                *(() if self._lines is None else (self._lines.health,)),
                 *self._hosted.loops,
                 *(() if bridge is None else bridge.loops),
             ),
@@ -235,6 +240,7 @@ class Coordinator(RemovedAttributes):
         grants = SlotGrants(client, self.db, namespace.id, self.cfg)
         identity = clean(f"engine-{os.getpid()}@{socket.gethostname()}")
         tasks = await self._task_client()
+        lines = keep_logs(self.db, self.cfg)
 
         def build() -> list[Service]:
             bridge = self._new_bridge(client, settings, portal)
@@ -250,6 +256,7 @@ class Coordinator(RemovedAttributes):
                 namespace_id=namespace.id,
                 grants=grants,
                 inline=self._hosted.local_activity,
+                lines=lines,
             )
             backfills = create_backfill_worker(
                 client, db=self.db, tasks=tasks, portal=portal, queue=self.cfg.queue, identity=identity
@@ -265,6 +272,9 @@ class Coordinator(RemovedAttributes):
         await thread.start()
         self._thread = thread
         self._loops = EngineLoops(self._tasks, self.cfg, namespace, grants)
+        if lines is not None:
+            lines.start()
+        self._lines = lines
 
     def _new_bridge(self, client: Client, settings: Settings, portal: LoopPortal) -> Bridge | None:
         """Return the bridge to the external workers of `worker_types`, or None if there are none."""
@@ -292,6 +302,9 @@ class Coordinator(RemovedAttributes):
             await loops.stop()
         if thread is not None:
             await thread.stop()
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            await lines.stop()
         await self._hosted.stop()
 
     async def restart(self) -> None:

@@ -99,7 +99,7 @@ TASKS_REFUSED: Final = Counter(
 )
 NODES_CLOSED: Final = Counter(
     name="flowkit_nodes_closed_total",
-    text="Nodes that have ended, by role and status. A node that runs again counts again.",
+    text="Nodes of tasks that have ended, by role and status, counted when their task ends.",
     labels=("role", "status"),
 )
 ATTEMPTS_STARTED: Final = Counter(
@@ -109,7 +109,8 @@ ATTEMPTS_STARTED: Final = Counter(
 )
 ATTEMPTS_ENDED: Final = Counter(
     name="flowkit_attempts_ended_total",
-    text="Attempts that have ended, by role, outcome and reason code (empty for those that succeeded).",
+    text="Attempts that have ended, by role, outcome and reason code, which is empty for those that succeeded or were "
+    "cancelled. The process that finds an attempt lost counts its loss.",
     labels=("role", "outcome", "reason"),
 )
 NODE_WAIT: Final = Histogram(
@@ -119,7 +120,7 @@ NODE_WAIT: Final = Histogram(
 )
 ATTEMPT_TIME: Final = Histogram(
     name="flowkit_attempt_duration_seconds",
-    text="How long an attempt ran, by role and outcome.",
+    text="How long an attempt ran, by role and outcome. Those that were lost do not count.",
     labels=("role", "outcome"),
 )
 BATCHES: Final = Counter(
@@ -128,23 +129,33 @@ BATCHES: Final = Counter(
     labels=("role", "outcome"),
 )
 ITEMS: Final = Counter(
-    name="flowkit_items_total", text="Items in the batches that were processed, by role.", labels=("role",)
+    name="flowkit_items_total",
+    text="Items in the batches that handlers have processed, by role. A batch without a list of items counts as one.",
+    labels=("role",),
 )
 STORED_BYTES: Final = Counter(
     name="flowkit_stored_bytes_total",
-    text="Bytes that were written to MongoDB, by what they are.",
+    text="Bytes of the user's data that were written to MongoDB, by what they are: artifacts, metrics, variables, "
+    "inputs, logs.",
     labels=("kind",),
 )
 FENCED_WRITES: Final = Counter(
     name="flowkit_fenced_writes_total",
-    text="Writes that MongoDB refused because a newer attempt had taken over, by role.",
+    text="Attempts whose writes MongoDB refused because a newer attempt had taken over, by role.",
     labels=("role",),
 )
 GROUP_SIZE: Final = Histogram(
     name="flowkit_group_size",
-    text="How many writes went to MongoDB together, by what was written.",
+    text="How many writes went to MongoDB together, by what was written: attempts, leases, artifacts, metrics, and "
+    "those of an admission queue.",
     labels=("kind",),
     buckets=SIZES,
+)
+UPDATES: Final = Counter(
+    name="flowkit_updates_total",
+    text="Updates of tasks that this engine has processed, such as actions of operators, by name and outcome: "
+    "accepted, rejected.",
+    labels=("name", "outcome"),
 )
 SHARDS_STARTED: Final = Counter(
     name="flowkit_shards_started_total", text="Attempts of shards that have begun, by role.", labels=("role",)
@@ -231,7 +242,7 @@ LOG_LINES: Final = Counter(
 )
 LOG_LINES_DROPPED: Final = Counter(
     name="flowkit_log_lines_dropped_total",
-    text="Lines of handlers that were not kept, by role and reason: bound, outage, size.",
+    text="Lines of handlers that were not kept, by role and reason: bound, outage, refused.",
     labels=("role", "reason"),
 )
 

@@ -29,6 +29,7 @@ from flowkit.engine.worker import (
     read_activity_name,
 )
 from flowkit.models import AttemptInput, AttemptResult, temporal_names
+from flowkit.products import keep_logs
 from flowkit.workflows.interceptor import TaskInterceptor
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from flowkit.activities.function_attempt import Function
     from flowkit.adapters.mongo import Database
     from flowkit.config import CoordinatorConfig
+    from flowkit.products import LogKeeper
 
 
 _logger = logging.getLogger("flowkit.engine.worker")
@@ -143,6 +145,7 @@ class EngineComponent(WorkerComponent):
         self._artifacts = ArtifactStore(db)
         self._loops: EngineLoops | None = None
         self._side_workers: list[SideWorker] = []
+        self._lines: LogKeeper | None = None
 
     def configured(self, config: WorkerConfig) -> WorkerConfig:
         """Return the worker's settings with the Task workflow, its interceptor and the activities added."""
@@ -168,6 +171,7 @@ class EngineComponent(WorkerComponent):
         portal = LoopPortal()
         identity = worker.config(active_config=True).get("identity") or worker.client.identity
         grants = SlotGrants(worker.client, self._tasks.database, namespace.id, self._config)
+        self._lines = keep_logs(self._tasks.database, self._config)
         calls = create_function_activities(
             config=self._config,
             tasks=self._tasks,
@@ -175,6 +179,7 @@ class EngineComponent(WorkerComponent):
             portal=portal,
             functions=self._functions,
             identity=identity,
+            lines=self._lines,
         )
         own = create_engine_activities(
             config=self._config,
@@ -196,6 +201,8 @@ class EngineComponent(WorkerComponent):
             backfills = self._backfills(worker.client, portal, identity)
             self._side_workers.append(SideWorker(backfills, main=worker))
         self._loops = EngineLoops(self._tasks, self._config, namespace, grants)
+        if self._lines is not None:
+            self._lines.start()
 
     async def stop(self) -> None:
         """Stop the background loops and the side workers. Raise the error that ended one of them, if any."""
@@ -203,6 +210,8 @@ class EngineComponent(WorkerComponent):
             await self._loops.stop()
         await self._inline.stop()
         await asyncio.gather(*(each.stop() for each in self._side_workers))
+        if self._lines is not None:
+            await self._lines.stop()
 
 
 class SideWorker:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import logging
 import os
+import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,19 +39,24 @@ os.register_at_fork(after_in_child=lambda: listen(None))
 class MeasuredProcess:
     """The metrics of this process. Its methods can be called on any thread."""
 
-    def __init__(self, kind: str, queue: str, recorder: MetricsRecorder) -> None:
+    def __init__(self, kind: str, queue: str, recorder: MetricsRecorder, *, sdk: bool) -> None:
         self._info = {"kind": kind, "version": __version__, "queue": clean_label(queue)}
         self._registry = CollectorRegistry()
         self._registry.register(recorder)
         ProcessCollector(registry=self._registry)
+        self._measures_sdk = sdk
         self._sdk_port: int | None = None
+        self._rendering = threading.Lock()
+        self._rendered_at = float("-inf")
+        """When the latest text was begun, by the monotonic clock."""
+        self._text = b""
 
     @classmethod
-    def start(cls, kind: str, queue: str) -> MeasuredProcess:
+    def start(cls, kind: str, queue: str, sdk: bool = True) -> MeasuredProcess:
         """Let the instruments of this process count from now on. In a process that forks from it, they do not."""
         recorder = MetricsRecorder()
         listen(recorder)
-        return cls(kind, queue, recorder)
+        return cls(kind, queue, recorder, sdk=sdk)
 
     def stop(self) -> None:
         """Let the instruments count no longer."""
@@ -62,6 +69,8 @@ class MeasuredProcess:
         of loopback, from which `render` reads them. Without such a port, the runtime has no metrics.
         """
         logs = TelemetryConfig.logging if logging is None else logging
+        if not self._measures_sdk:
+            return Runtime(telemetry=TelemetryConfig(logging=logs))
         for _ in range(_PORT_TRIES):
             port = free_port()
             metrics = PrometheusConfig(
@@ -79,10 +88,18 @@ class MeasuredProcess:
         return Runtime(telemetry=TelemetryConfig(logging=logs))
 
     def render(self, health: Mapping[str, Any] | None = None) -> bytes:
-        """Return all metrics in Prometheus' text format. `health` is that of the process, as JSON values."""
-        registry = CollectorRegistry()
-        registry.register(_Condition(self._info, health))
-        return generate_latest(registry) + generate_latest(self._registry) + self._read_sdk()
+        """Return all metrics in Prometheus' text format. `health` is that of the process, as JSON values.
+
+        Calls that come while another one is in progress share the next text, so that many readers cost as much as one.
+        """
+        asked_at = time.monotonic()
+        with self._rendering:
+            if self._rendered_at < asked_at:
+                self._rendered_at = time.monotonic()
+                registry = CollectorRegistry()
+                registry.register(_Condition(self._info, health))
+                self._text = generate_latest(registry) + generate_latest(self._registry) + self._read_sdk()
+            return self._text
 
     def _read_sdk(self) -> bytes:
         if self._sdk_port is None:
@@ -124,10 +141,18 @@ class _Condition(Collector):
             "When a step of a background loop last succeeded, in seconds since the Unix epoch.",
             labels=["loop"],
         )
+        failed = GaugeMetricFamily(
+            "flowkit_loop_last_error_timestamp_seconds",
+            "When a step of a background loop last failed, in seconds since the Unix epoch.",
+            labels=["loop"],
+        )
         for loop in loops:
             name = clean_label(loop["name"])
             running.add_metric([name], loop["running"])
             if loop["last_ok_at"] is not None:
                 succeeded.add_metric([name], loop["last_ok_at"])
+            if loop["last_error_at"] is not None:
+                failed.add_metric([name], loop["last_error_at"])
         yield running
         yield succeeded
+        yield failed

@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cached_property
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,10 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from sse_starlette import EventSourceResponse
 from temporalio.service import RPCError
 
-from flowkit import reason_codes
+from flowkit import products, reason_codes
 from flowkit.actions.table import ACTIONS
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.client import make_summary
+from flowkit.config import DEFAULT_QUEUE
 from flowkit.core.version import __version__
 from flowkit.errors import (
     ActionRejected,
@@ -43,12 +45,13 @@ from flowkit.reading.results import (
 )
 from flowkit.reading.state import LOOK_UP_TIMEOUT
 from flowkit.reading.timeline import explain_task, to_json
+from flowkit.schedules import Schedules
 from flowkit.server.errors import HttpError
 from flowkit.server.openapi import Operation, mongo_unavailable, operation_routes, parse_params
 from flowkit.server.rights import HttpRoute
 from flowkit.server.rpc import Params
 from flowkit.server.tokens import Right
-from flowkit.text import one_line, printed
+from flowkit.text import one_line, printed, visible
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -62,7 +65,9 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.tasks.queries import StoredBatch
     from flowkit.page.live import Feed, LiveTasks, Update
+    from flowkit.products import KeptLine
     from flowkit.reading.state import Servers
+    from flowkit.schedules import NominalTime, ScheduleView
     from flowkit.server.auth import Caller
     from flowkit.server.openapi import Given
 
@@ -70,6 +75,9 @@ PREFIX: Final = "/api/v1"
 MAX_PAGE: Final = 200
 """Most tasks or batches of one page of a list."""
 MAX_SKIP: Final = 100_000
+_PLACE_CHARS: Final = 200
+SHOWN_TIMES: Final = 60
+"""Number of past nominal times of each schedule."""
 
 LEASE_SEC: Final = 600.0
 """How long a stream lasts. The page then opens another one."""
@@ -110,6 +118,13 @@ class TaskFilter(Params):
     skip: int = Field(default=0, ge=0, le=MAX_SKIP)
 
 
+class ScheduleFilter(Params):
+    """Which schedules a list has."""
+
+    limit: int = Field(default=50, ge=1, le=MAX_PAGE)
+    skip: int = Field(default=0, ge=0, le=MAX_SKIP)
+
+
 class TaskQuery(Params):
     """Which task the call concerns.
 
@@ -137,6 +152,26 @@ class AttemptQuery(TaskQuery):
     """Which node the attempts are of."""
 
     node: str | None = Field(default=None, max_length=ID_CHARS, description="All nodes if it is left out.")
+
+
+class LogLevel(StrEnum):
+    """Least level of lines."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+class LineQuery(NodeQuery):
+    """Which lines of an attempt a page has: the last ones, those before a place, or the first ones after one."""
+
+    attempt: int = Field(ge=1)
+    level: LogLevel = LogLevel.DEBUG
+    before: str = Field(default="", max_length=_PLACE_CHARS)
+    after: str = Field(default="", max_length=_PLACE_CHARS)
+    limit: int = Field(default=MAX_PAGE, ge=1, le=MAX_PAGE)
 
 
 class ActionPath(Params):
@@ -211,6 +246,35 @@ class TasksFound(PageResult):
     more: bool = Field(description="Whether there are older ones.")
 
 
+class TimeLine(PageResult):
+    """A nominal time of a schedule."""
+
+    at: str
+    status: str = Field(
+        description="The status of the task, or `refused`, `started`, `no_task`, `waiting`, `due`."
+    )
+    task_id: str | None = Field(default=None, description="Null without a task.")
+    reason: str | None = None
+
+
+class ScheduleLine(PageResult):
+    """A schedule in a list, with its latest nominal times, oldest first, and its next ones."""
+
+    name: str
+    when: str
+    timezone: str
+    paused: bool
+    note: str
+    times: list[TimeLine]
+
+
+class SchedulesFound(PageResult):
+    """Some schedules, by name."""
+
+    schedules: list[ScheduleLine]
+    more: bool = Field(description="Whether there are further ones.")
+
+
 class Structure(PageResult):
     """A task and its graph, without the states of its nodes."""
 
@@ -246,6 +310,17 @@ class AttemptsFound(PageResult):
 
     attempts: list[dict[str, Any]]
     complete: bool = Field(description="Whether Temporal still has the history, so that none is missing.")
+
+
+class LinesFound(PageResult):
+    """Some lines of an attempt, oldest first."""
+
+    kept: bool = Field(description="Whether lines are kept: false if the product `observe` is not installed.")
+    lines: list[dict[str, Any]] = Field(
+        description="`at`, `level`, `logger`, `text`, `batch_uid`, `worker_id`, `shard`, `left_out`, `place`."
+    )
+    earlier: bool = Field(description="Whether there are lines before them.")
+    later: bool = Field(description="Whether there are lines after them.")
 
 
 class Explained(PageResult):
@@ -315,6 +390,7 @@ class PageApi:
         self._web_ui = web_ui
         self._read_only = read_only
         self._version = version
+        self._schedule_lines = SharedReads(self._read_schedules, most_sec=_READ_SEC)
         self._attempts = SharedReads(self._read_attempts, most_sec=_READ_SEC)
         self._explanations = SharedReads(self._explain, most_sec=_READ_SEC)
         """Each read of attempts of a whole task, and of an explanation, fetches the whole history from Temporal."""
@@ -349,6 +425,23 @@ class PageApi:
         summaries = map(make_summary, found[: query.limit])
         lines = [TaskLine(**asdict(each)) for each in summaries if each is not None]
         return TasksFound(tasks=lines, more=len(found) > query.limit)
+
+    async def list_schedules(self, given: Given) -> SchedulesFound:
+        """Return schedules with their latest nominal times."""
+        query: ScheduleFilter = given.query
+        return await self._schedule_lines.get(f"{query.skip} {query.limit}")
+
+    @cached_property
+    def _schedules(self) -> Schedules:
+        """Its queue is of no account: the page creates no schedules."""
+        return Schedules(self._servers.temporal, self._servers.tasks, queue=DEFAULT_QUEUE)
+
+    async def _read_schedules(self, which: str) -> SchedulesFound:
+        skip, limit = map(int, which.split())
+        views = (await self._schedules.list_schedules())[skip : skip + limit + 1]
+        history = await self._schedules.history(views[:limit], count=SHOWN_TIMES)
+        lines = [_schedule_line(each, history[each.name]) for each in views[:limit] if each.name in history]
+        return SchedulesFound(schedules=lines, more=len(views) > limit)
 
     async def get_task(self, given: Given) -> Structure:
         """Return a task with its graph."""
@@ -430,6 +523,24 @@ class PageApi:
         found, complete = await read_attempts(self._servers, task_id, node_id)
         return AttemptsFound(attempts=[asdict(each) for each in found], complete=complete)
 
+    async def list_lines(self, given: Given) -> LinesFound:
+        """Return lines that an attempt of a node has logged, oldest first."""
+        query: LineQuery = given.query
+        if (logs := products.logs()) is None:
+            return LinesFound(kept=False, lines=[], earlier=False, later=False)
+        found = await logs.reader(self._servers.db).page(
+            query.task_id,
+            query.node,
+            query.attempt,
+            level=query.level.value,
+            before=query.before,
+            after=query.after,
+            limit=query.limit,
+        )
+        return LinesFound(
+            kept=True, lines=[*map(_line, found.lines)], earlier=found.earlier, later=found.later
+        )
+
     async def explain(self, given: Given) -> Explained:
         """Return where the time of a task went, and what it waits for."""
         return await self._explanations.get(given.query.task_id)
@@ -439,7 +550,8 @@ class PageApi:
 
     async def close(self) -> None:
         """End the reads that run."""
-        await asyncio.gather(self._attempts.close(), self._explanations.close())
+        shared = (self._attempts, self._explanations, self._schedule_lines)
+        await asyncio.gather(*(each.close() for each in shared))
 
     async def get_variables(self, given: Given) -> VariablesFound:
         """Return the variables of a task."""
@@ -538,6 +650,17 @@ async def _events(feed: Feed, check: Callable[[], Awaitable[Any]]) -> AsyncItera
         yield {"data": each.message(time.time())}
 
 
+def _schedule_line(view: ScheduleView, times: Sequence[NominalTime]) -> ScheduleLine:
+    return ScheduleLine(
+        name=view.name,
+        when=view.times.text,
+        timezone=view.times.timezone,
+        paused=view.paused,
+        note=view.note,
+        times=[TimeLine(**each.as_json()) for each in times],
+    )
+
+
 def _signature(caller: Caller) -> str:
     """Return who applies an action, as the task keeps it."""
     return f"{caller} on the page" if caller.actor is None else f"actor {caller} on the page"
@@ -584,6 +707,12 @@ def _batch(task_id: str, node_id: str, batch: StoredBatch) -> dict[str, Any]:
     """Return a batch as pages get it."""
     debug = {"debug": debug_command(task_id, node_id, batch.uid)} if batch.status == "failed" else {}
     return {**_plain(asdict(batch)), **debug}
+
+
+def _line(line: KeptLine) -> dict[str, Any]:
+    """Return a line as pages get it, with its control and bidirectional characters as escapes."""
+    given = {name: value for name, value in asdict(line).items() if name not in ("node_id", "attempt")}
+    return {name: visible(value) if isinstance(value, str) else value for name, value in given.items()}
 
 
 def _plain(value: Any) -> Any:
@@ -651,10 +780,12 @@ def _operations() -> list[Operation]:
     return [
         get(f"{PREFIX}/session", PageApi.session, Session),
         get(f"{PREFIX}/tasks", PageApi.list_tasks, TasksFound, TaskFilter),
+        get(f"{PREFIX}/schedules", PageApi.list_schedules, SchedulesFound, ScheduleFilter),
         get(f"{task}/graph", PageApi.get_task, Structure, TaskQuery),
         get(f"{task}/node", PageApi.get_node, NodeDetails, NodeQuery),
         get(f"{task}/batches", PageApi.list_batches, Batches, BatchQuery),
         get(f"{task}/attempts", PageApi.list_attempts, AttemptsFound, AttemptQuery),
+        get(f"{task}/logs", PageApi.list_lines, LinesFound, LineQuery),
         get(f"{task}/explanation", PageApi.explain, Explained, TaskQuery),
         get(f"{task}/variables", PageApi.get_variables, VariablesFound, TaskQuery),
         Operation(

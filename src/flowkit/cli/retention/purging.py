@@ -8,9 +8,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from temporalio.client import ScheduleActionStartWorkflow
 from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit import products
 from flowkit.adapters.backfills import BackfillStore
 from flowkit.adapters.tasks.purge import BELONGINGS, Purge
 from flowkit.attempt.workflows import WorkflowState, look_up
@@ -20,6 +22,7 @@ from flowkit.cli.servers import servers
 from flowkit.connection import Namespace, TemporalUnavailable
 from flowkit.models import TaskStatus, temporal_names
 from flowkit.text import count_of
+from flowkit.workflows.state_codec import is_stored, stored_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +62,7 @@ class Purged:
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON document of `--json`."""
-        rows = {name: self.rows[name] for name in BELONGINGS}
+        rows = {name: self.rows[name] for name in list_collections()}
         return {
             "dry_run": self.dry_run,
             "tasks": self.rows["tasks"],
@@ -73,7 +76,7 @@ class Purged:
         """Return the lines that the command prints."""
         verb = "would delete" if self.dry_run else "deleted"
         lines = [f"{verb} {count_of(self.rows['tasks'], 'task')}"]
-        lines += [f"  {name}: {self.rows[name]:,}" for name in BELONGINGS if self.rows[name]]
+        lines += [f"  {name}: {self.rows[name]:,}" for name in list_collections() if self.rows[name]]
         if self.backfills:
             times = count_of(self.backfill_rows, "nominal time")
             lines.append(f"{verb} {count_of(self.backfills, 'backfill')} with {times}")
@@ -81,6 +84,11 @@ class Purged:
             some = ", ".join(self.running[:_SHOWN]) + (", …" if len(self.running) > _SHOWN else "")
             lines.append(f"kept {count_of(len(self.running), 'task')} still running in Temporal: {some}")
         return lines
+
+
+def list_collections() -> tuple[str, ...]:
+    """Return the collections of the core and of products whose rows belong to tasks."""
+    return (*BELONGINGS, *products.belongings())
 
 
 async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Purged:
@@ -92,7 +100,13 @@ async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Pu
     before = time.time() - options.older_than_sec
     async with servers(where) as both:
         namespace_id = await require_namespace(both.temporal)
-        purge = Purge(both.db, before=before, statuses=options.statuses, namespace_id=namespace_id)
+        purge = Purge(
+            both.db,
+            before=before,
+            statuses=options.statuses,
+            namespace_id=namespace_id,
+            collections=list_collections(),
+        )
         async for task_ids in purge.steps():
             running = await _find_running(both.temporal, task_ids)
             purged.running += running
@@ -100,9 +114,9 @@ async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Pu
             purged.rows += Counter(await (purge.count(ended) if options.dry_run else purge.remove(ended)))
             if not (quiet or options.dry_run):
                 output.note(f"deleted {count_of(purged.rows['tasks'], 'task')} so far")
-        if gone := await _find_gone(both.temporal, await purge.schedules()):
+        if kept := await _find_graphs(both.temporal, await purge.schedules()):
             remove = purge.count_graphs if options.dry_run else purge.remove_graphs
-            purged.rows["stored_graphs"] += await remove(gone)
+            purged.rows["stored_graphs"] += await remove(kept)
         if {*options.statuses} == _ALL:  # Backfills have other statuses.
             await _purge_backfills(BackfillStore(both.db), purged, before, namespace_id)
     return purged
@@ -114,28 +128,33 @@ async def _purge_backfills(store: BackfillStore, purged: Purged, before: float, 
     purged.backfill_rows = await (store.count_rows(ended) if purged.dry_run else store.remove(ended))
 
 
-async def _exists(client: Client, schedule_id: str) -> bool:
-    """Return whether Temporal has a schedule of this name."""
+async def _find_graph(client: Client, schedule_id: str) -> str:
+    """Return the id of the stored graph that a schedule uses; an empty text if there is none, or no schedule."""
     try:
-        await client.get_schedule_handle(schedule_id).describe()
+        description = await client.get_schedule_handle(schedule_id).describe()
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
-        return False
-    return True
+        return ""
+    action = description.schedule.action
+    if not isinstance(action, ScheduleActionStartWorkflow) or not action.args:
+        return ""
+    given = (await client.data_converter.decode(list(action.args)))[0]
+    return stored_in(given).graph_id if is_stored(given) else ""
 
 
-async def _find_gone(client: Client, names: Sequence[str]) -> list[str]:
-    """Return the schedules that do not exist, and of which no task runs.
+async def _find_graphs(client: Client, names: Sequence[str]) -> dict[str, str]:
+    """Return the stored graph that each schedule uses, of those schedules of which no task runs.
 
-    Temporal's queries cannot quote each name, so the names of the running tasks are compared here.
+    A task that runs may have begun with an earlier graph. Temporal's queries cannot quote each name, so the names of
+    the running tasks are compared here.
     """
-    gone = [each for each in names if not await _exists(client, each)]
-    if not gone:
-        return []
+    kept = {each: await _find_graph(client, each) for each in names}
+    if not kept:
+        return {}
     query = f"ExecutionStatus = 'Running' AND {temporal_names.SCHEDULED_BY_ID} IS NOT NULL"
     running = {each.typed_search_attributes.get(_SCHEDULED_BY) async for each in client.list_workflows(query)}
-    return [each for each in gone if each not in running]
+    return {name: graph_id for name, graph_id in kept.items() if name not in running}
 
 
 async def require_namespace(client: Client) -> str:

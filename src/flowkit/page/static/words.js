@@ -35,6 +35,18 @@ export function clock(moment) {
   return Number.isNaN(at.getTime()) ? "" : at.toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
 }
 
+// A time in a time zone; in UTC if this browser does not know the zone.
+export function instant(text, zone) {
+  const at = new Date(text);
+  if (Number.isNaN(at.getTime())) return text;
+  const shown = (timeZone) => `${at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: at.getUTCSeconds() ? "medium" : "short", timeZone })} ${timeZone}`;
+  try {
+    return shown(zone);
+  } catch {
+    return shown("UTC");
+  }
+}
+
 // One sentence about what a node does or waits for; empty if its status says it all.
 export function sentenceOf(row, now) {
   if (!row) return "";
