@@ -36,7 +36,7 @@ ALL_ROLES = "*"
 
 _CHECKED = 20
 _USAGE: Fields = {"total": 1, "counts": 1, "turn": 1}
-_REQUEST = ("task_id", "run_id", "node_id", "epoch", "role", "priority", "asked_at")
+_REQUEST = ("task_id", "run_id", "node_id", "epoch", "role", "priority", "asked_at", "wanted_at")
 _ORDER = [("turn", ASCENDING), ("priority", DESCENDING), ("since", ASCENDING)]
 
 

@@ -27,6 +27,7 @@ from flowkit.attempt.supervision import HeartbeatThrottle, report_flag, sending_
 from flowkit.bridge.commands import LateCommands
 from flowkit.bridge.rules.messages import pull_of, task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, outcome_of_error
+from flowkit.core.instruments import DISPATCHES
 from flowkit.errors import BadInput, EpochTaken, FlowKitError, GraphError
 from flowkit.graph.expressions import hide
 from flowkit.graph.submission import pin_problem
@@ -189,6 +190,7 @@ class AttemptDispatcher:
             raise
         finally:
             self._placement.note_sent(attempt.role, record.partition, offset)
+        DISPATCHES.add(attempt.role)
         self._supervisor.watch(replace(record, offset=offset))
         self._in_background(self._store_offset(record, offset))
         return None

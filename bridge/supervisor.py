@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum, auto
@@ -35,6 +36,7 @@ from flowkit.bridge.rules.outcomes import (
     outcome_of_error,
     timeout,
 )
+from flowkit.core.instruments import LATE_HEARTBEATS
 from flowkit.errors import FlowKitError, KafkaUnavailable
 
 if TYPE_CHECKING:
@@ -159,6 +161,10 @@ class AttemptSupervisor:
     def attempts(self) -> int:
         """Number of supervised attempts."""
         return len(self._attempts)
+
+    def count_attempts(self) -> Counter[str]:
+        """Return the numbers of supervised attempts by role, without roles that have none."""
+        return Counter(each.record.attempt.role for each in self._attempts.values())
 
     @property
     def sending(self) -> int:
@@ -336,7 +342,10 @@ class AttemptSupervisor:
         now = self._context.monotonic()
         for attempt in self._attempts.values():
             if now >= attempt.next_heartbeat and not attempt.sending:
-                attempt.next_heartbeat = now + self._pause_sec(attempt.record.attempt.lease_ttl_sec)
+                pause = self._pause_sec(attempt.record.attempt.lease_ttl_sec)
+                if now - attempt.next_heartbeat > pause:
+                    LATE_HEARTBEATS.add(attempt.record.attempt.role)
+                attempt.next_heartbeat = now + pause
                 attempt.sending = True
                 sending = asyncio.create_task(self._heartbeat(attempt))
                 self._heartbeats.add(sending)

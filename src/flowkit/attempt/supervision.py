@@ -39,6 +39,7 @@ from flowkit.attempt.failures import (
     yielded,
 )
 from flowkit.attempt.storage import check_database
+from flowkit.core.instruments import LATE_HEARTBEATS, NODE_WAIT, is_measured
 from flowkit.core.loop_portal import IGNORED_SEC, cancel_until_done
 from flowkit.core.user_code import Contained, contain_tasks, error_text, warn_of_blocked_loops
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld
@@ -167,6 +168,7 @@ class Attempt:
         """Run the executor and return its result. Raise ApplicationError or CancelledError, as the workflow expects."""
         if self._info.attempt > 1:
             raise failed_attempt(await self._describe_loss())
+        self._measure_wait()
         is_limited = self._attempt.timeout_sec is not None
         with measured_by(self._clock) if is_limited else nullcontext():
             work = self._worker.portal.start(self._run_checked())
@@ -182,6 +184,13 @@ class Attempt:
             for task in (self._supervision, self._flag_failure):
                 if task is not None:
                     task.cancel()
+
+    def _measure_wait(self) -> None:
+        """Note how long the node has waited. Of shards, the first one counts: one of the others may always wait."""
+        if is_measured() and self._attempt.shard <= 1:
+            scheduled_at = self._info.current_attempt_scheduled_time.timestamp()
+            waited = time.time() - (self._attempt.ready_at or scheduled_at)
+            NODE_WAIT.observe(max(0.0, waited), self._attempt.role)
 
     def _name_worker(self, failure: AttemptFailure) -> AttemptFailure:
         """Return the failure of a handler with its worker and its version."""
@@ -355,7 +364,10 @@ class Attempt:
         heartbeats, lease_ttl_sec = self._worker.heartbeats, self._attempt.lease_ttl_sec
         pause = heartbeats.pause_sec(lease_ttl_sec) - _UNSUPERVISED_SEC
         while True:
+            due = time.monotonic() + pause
             await asyncio.sleep(pause)
+            if time.monotonic() - due > heartbeats.pause_sec(lease_ttl_sec):
+                LATE_HEARTBEATS.add(self._attempt.role)
             warn_of_blocked_loops()
             waits_for = self._waits_for()
             activity.heartbeat(*([{"state": "running", "waits_for": waits_for}] if waits_for else []))
