@@ -1,4 +1,5 @@
-"""What products add to the core: commands, processes, tasks that start later, what follows the end of a task, Graphviz.
+"""What products add to the core: commands, processes, tasks that start later, what follows the end of a task, metrics,
+Graphviz.
 
 A product names its record in the entry points `flowkit.products` of its distribution, so the core imports none of
 them and works without them. Loading a record is cheap: it imports the code behind it only when that is called.
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import typer
+    from temporalio.runtime import LoggingConfig, Runtime
 
     from flowkit.adapters.mongo import Database
     from flowkit.models.admission import Admission
@@ -104,6 +106,28 @@ class UpProcess:
         return tuple(base + self.offset + number for number in range(len(self.default_ports)))
 
 
+class ProcessMetrics(Protocol):
+    """What a process measures. The methods are called on any thread."""
+
+    def create_runtime(self, logging: LoggingConfig | None = None) -> Runtime:
+        """Return a runtime for Temporal's SDK whose metrics are among those of the process."""
+
+    def render(self, health: Mapping[str, Any] | None = None) -> bytes:
+        """Return all metrics at this moment. `health` is that of the process, as JSON values."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metrics:
+    """How the processes of FlowKit measure what they do, and the text in which they serve it."""
+
+    content_type: str
+    """The media type of the text."""
+    start: Callable[[str, str], ProcessMetrics]
+    """Lets this process measure itself from now on, given its kind, such as `engine`, and its task queue."""
+    join: Callable[[Mapping[str, bytes]], bytes]
+    """Returns one text of those of several processes, by their names."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Product:
     """One product, as it registers itself."""
@@ -118,6 +142,8 @@ class Product:
     """Returns what an engine calls for each task of a database that has closed."""
     graphviz: Callable[[], Path] | None = None
     """Returns the file of a Graphviz in WebAssembly, an ES module with which a browser draws pictures of graphs."""
+    metrics: Callable[[], Metrics | None] | None = None
+    """Returns how processes measure what they do; None if a package is not installed that this needs."""
 
 
 @cache
@@ -185,6 +211,12 @@ def graphviz() -> Path | None:
     """Return the file of a Graphviz in WebAssembly; None if no installed product has one."""
     files = (each.graphviz() for each in installed() if each.graphviz)
     return next((file for file in files if file.is_file()), None)
+
+
+def metrics() -> Metrics | None:
+    """Return how processes measure what they do; None if no installed product does."""
+    found = (each.metrics() for each in installed() if each.metrics)
+    return next((each for each in found if each is not None), None)
 
 
 def on_closed(db: Database) -> list[OnClosed]:

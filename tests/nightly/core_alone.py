@@ -1,4 +1,4 @@
-"""`python -m tests.nightly.core_alone`: the quick tests of the core in a copy without admission, gateway and page."""
+"""`python -m tests.nightly.core_alone`: the quick tests of the core in a copy without its products."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-PRODUCTS = ("src/flowkit/admission", "src/flowkit/gateway", "src/flowkit/page")
+PRODUCTS = ("src/flowkit/admission", "src/flowkit/gateway", "src/flowkit/observe", "src/flowkit/page")
 TESTS_OF_PRODUCTS = (
     "tests/admission",
     "tests/gateway",
+    "tests/observe",
     "tests/page",
     "tests/cli/test_admission.py",
     "tests/cli/test_own_products.py",

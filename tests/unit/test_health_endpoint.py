@@ -10,7 +10,7 @@ import pytest
 
 from flowkit.attempt.background import BridgeHealth, Health, LoopHealth, RoleHealth
 from flowkit.cli.health import health_endpoint
-from flowkit.cli.options import DEFAULT_HEALTH_HOST
+from flowkit.cli.options import DEFAULT_HEALTH_HOST, HealthOptions
 from flowkit.errors import ConfigError
 from flowkit.local.ports import free_port
 
@@ -34,7 +34,7 @@ def respond(port: int, method: str = "GET", path: str = "/") -> tuple[int, bytes
 @pytest.mark.parametrize("path", ["/", "/healthz?full=1"])
 def test_healthy_process_returns_200_and_its_health_at_every_path(path: str) -> None:
     port = free_port()
-    with health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: GOOD):
+    with health_endpoint(HealthOptions(port=port), lambda: GOOD):
         status, body = respond(port, path=path)
     found = json.loads(body)
     assert (status, found["ok"], found["running"]) == (200, True, True)
@@ -43,7 +43,7 @@ def test_healthy_process_returns_200_and_its_health_at_every_path(path: str) -> 
 
 def test_unhealthy_process_returns_503_with_the_reason() -> None:
     port = free_port()
-    with health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: Health(running=False, error="no database")):
+    with health_endpoint(HealthOptions(port=port), lambda: Health(running=False, error="no database")):
         status, body = respond(port)
         assert respond(port, "HEAD") == (503, b"")
     assert (status, json.loads(body)["error"]) == (503, "no database")
@@ -51,13 +51,13 @@ def test_unhealthy_process_returns_503_with_the_reason() -> None:
 
 def test_other_methods_are_rejected() -> None:
     port = free_port()
-    with health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: GOOD):
+    with health_endpoint(HealthOptions(port=port), lambda: GOOD):
         assert respond(port, "POST")[0] == 501
 
 
 def test_clients_that_do_not_finish_their_request_keep_no_probe_out() -> None:
     port = free_port()
-    with health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: GOOD):
+    with health_endpoint(HealthOptions(port=port), lambda: GOOD):
         clients = [socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=30) for _ in range(60)]
         for client in clients:
             client.sendall(b"GET / HT")
@@ -71,7 +71,7 @@ def test_client_that_sends_its_request_too_slowly_is_cut_off(monkeypatch: pytest
     monkeypatch.setattr("flowkit.cli.health._HealthServer.timeout_sec", 0.3)
     port = free_port()
     with (
-        health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: GOOD),
+        health_endpoint(HealthOptions(port=port), lambda: GOOD),
         socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=30) as client,
     ):
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
@@ -82,7 +82,7 @@ def test_port_in_use_is_reported_with_the_option() -> None:
     with socket.create_server((DEFAULT_HEALTH_HOST, 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(ConfigError, match=f"--health-port {port} is not usable on 127.0.0.1: "):
-            health_endpoint(DEFAULT_HEALTH_HOST, port, lambda: GOOD).__enter__()
+            health_endpoint(HealthOptions(port=port), lambda: GOOD).__enter__()
 
 
 def test_bridge_is_served_once_all_of_its_roles_are() -> None:

@@ -1,4 +1,5 @@
-"""The health of an engine, a bridge or a worker: a file for the health check of its container, and an HTTP endpoint."""
+"""The health of an engine, a bridge or a worker: a file for the health check of its container, and an HTTP endpoint,
+which also serves its metrics."""
 
 from __future__ import annotations
 
@@ -9,22 +10,27 @@ import socket
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from flowkit import products
 from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from flowkit.cli.options import HealthOptions
+    from flowkit.products import ProcessMetrics
+
 
 _logger = logging.getLogger("flowkit.loops")
 
 _EVERY_SEC = 5.0
-_OK, _UNAVAILABLE = 200, 503
+_OK, _NOT_FOUND, _UNAVAILABLE = 200, 404, 503
+METRICS_PATH = "/metrics"
 
 
 class Reported(Protocol):
@@ -84,21 +90,66 @@ def _write(path: Path, health: Reported) -> None:
 
 def health_json(health: Reported) -> str:
     """Return the health and the current time as JSON."""
-    return json.dumps({"at": time.time(), "ok": health.ok, **asdict(health)})
+    return json.dumps({"at": time.time(), **health_values(health)})
+
+
+def health_values(health: Reported) -> dict[str, Any]:
+    """Return the health as JSON values."""
+    return {"ok": health.ok, **asdict(health)}
+
+
+def measure(reports: HealthOptions, kind: str, queue: str) -> ProcessMetrics | None:
+    """Let this process measure what it does, if its metrics can be read. Call this before it connects to Temporal.
+
+    `kind` is that of the process, such as `engine`.
+    """
+    found = products.metrics() if reports.measures else None
+    return None if found is None else found.start(kind, queue)
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """One response of the endpoint."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+def _health_page(health: Reported) -> _Page:
+    return _Page(_OK if health.ok else _UNAVAILABLE, "application/json", health_json(health).encode())
+
+
+def _metrics_page(wanted: bool, render: Callable[[], bytes] | None) -> _Page:
+    """Return the metrics, or why there are none."""
+    found = products.metrics()
+    if wanted and render is not None and found is not None:
+        return _Page(_OK, found.content_type, render())
+    off = "metrics are switched off: start the process with --metrics, or without FLOWKIT_METRICS"
+    missing = "metrics are not installed: run pip install 'flowkit-temporal[observe]'"
+    return _Page(_NOT_FOUND, "text/plain; charset=utf-8", f"{missing if wanted else off}\n".encode())
 
 
 @contextmanager
-def health_endpoint(host: str, port: int | None, health: Callable[[], Reported]) -> Iterator[None]:
-    """Serve the health at `http://host:port/`, any path. Do nothing if `port` is None.
+def health_endpoint(
+    reports: HealthOptions, health: Callable[[], Reported], metrics: Callable[[], bytes] | None = None
+) -> Iterator[None]:
+    """Serve the health at `http://host:port/`, any path but `/metrics`. Do nothing without a port.
 
-    The status is 200 if the process is healthy and 503 if not; the body is JSON. Separate threads serve it,
-    so a handler that blocks the event loop does not make the process look unhealthy. Raise ConfigError if
-    the port is not usable.
+    The status is 200 if the process is healthy and 503 if not; the body is JSON. `/metrics` has what `metrics`
+    returns; 404 if this is None. Separate threads serve it, so a handler that blocks the event loop does not make the
+    process look unhealthy. Raise ConfigError if the port is not usable.
     """
-    if port is None:
+    if reports.port is None:
         yield
         return
-    server = _create_server(host, port, health)
+
+    def respond(path: str) -> _Page:
+        if path.partition("?")[0] == METRICS_PATH:
+            return _metrics_page(reports.metrics, metrics)
+        return _health_page(health())
+
+    server = _create_server(reports.host, reports.port, respond)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
     thread.start()
     try:
@@ -109,9 +160,9 @@ def health_endpoint(host: str, port: int | None, health: Callable[[], Reported])
         server.server_close()
 
 
-def _create_server(host: str, port: int, health: Callable[[], Reported]) -> ThreadingHTTPServer:
+def _create_server(host: str, port: int, respond: Callable[[str], _Page]) -> ThreadingHTTPServer:
     try:
-        return _HealthServer((host, port), _create_handler(health))
+        return _HealthServer((host, port), _create_handler(respond))
     except OSError as error:
         problem = ConfigError(f"--health-port {port} is not usable on {host}: {error.strerror or error}")
         raise add_remedy(problem, "choose a free port, and an address of this machine") from None
@@ -162,9 +213,9 @@ class _HealthServer(ThreadingHTTPServer):
             request.shutdown(socket.SHUT_RDWR)
 
 
-def _create_handler(health: Callable[[], Reported]) -> type[BaseHTTPRequestHandler]:
+def _create_handler(respond: Callable[[str], _Page]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        """Returns the health for GET and HEAD."""
+        """Returns a page for GET and HEAD."""
 
         def do_GET(self) -> None:
             """Return status and body."""
@@ -175,13 +226,12 @@ def _create_handler(health: Callable[[], Reported]) -> type[BaseHTTPRequestHandl
             self._head()
 
         def _head(self) -> bytes:
-            found = health()
-            body = health_json(found).encode()
-            self.send_response(_OK if found.ok else _UNAVAILABLE)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
+            page = respond(self.path)
+            self.send_response(page.status)
+            self.send_header("Content-Type", page.content_type)
+            self.send_header("Content-Length", str(len(page.body)))
             self.end_headers()
-            return body
+            return page.body
 
         def log_message(self, *_: object) -> None:
             """Log nothing: probes call every few seconds."""

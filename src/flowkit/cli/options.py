@@ -118,6 +118,14 @@ HealthHost = Annotated[
         "--health-host", envvar="FLOWKIT_HEALTH_HOST", help="Address on which the health port listens."
     ),
 ]
+ServesMetrics = Annotated[
+    bool,
+    typer.Option(
+        "--metrics/--no-metrics",
+        envvar="FLOWKIT_METRICS",
+        help="Serve metrics for Prometheus at /metrics of the health port.",
+    ),
+]
 Processes = Annotated[
     int,
     typer.Option(
@@ -156,6 +164,12 @@ class HealthOptions:
     file: HealthPath = None
     port: HealthPort = None
     host: HealthHost = DEFAULT_HEALTH_HOST
+    metrics: ServesMetrics = True
+
+    @property
+    def measures(self) -> bool:
+        """Whether the process measures what it does, for whoever reads its metrics."""
+        return self.metrics and self.port is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,8 @@ from flowkit.text import clean, visible
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, ConsoleRenderable, RenderResult
 
+    from flowkit.products import ProcessMetrics
+
 
 class Visible:
     """Renders something with the control and bidirectional characters of its text escaped, but not its own styles."""
@@ -118,11 +120,11 @@ class _CoreFields(logging.Filter):
 _core_logger = logging.getLogger("temporalio.core")
 
 
-def forward_core_log() -> None:
+def forward_core_log(metrics: ProcessMetrics | None = None) -> None:
     """Let Temporal's Rust core log like Python code, instead of writing to the console in its own format.
 
-    Call this before the first connection. Do nothing if the process has a runtime already, such as one that the
-    user's module has set.
+    Its numbers become part of `metrics`. Call this before the first connection. Do nothing if the process has a
+    runtime already, such as one that the user's module has set.
     """
     from temporalio.runtime import (
         LogForwardingConfig,
@@ -142,9 +144,11 @@ def forward_core_log() -> None:
         append_log_fields_to_message=False,
     )
     levels = TelemetryFilter(core_level="WARN", other_level="ERROR")
-    telemetry = TelemetryConfig(logging=LoggingConfig(filter=levels, forwarding=forwarding))
+    logs = LoggingConfig(filter=levels, forwarding=forwarding)
     with suppress(RuntimeError):
-        Runtime.set_default(Runtime(telemetry=telemetry))
+        Runtime.set_default(
+            metrics.create_runtime(logs) if metrics else Runtime(telemetry=TelemetryConfig(logging=logs))
+        )
 
 
 def _configure(level: int, form: str) -> None:

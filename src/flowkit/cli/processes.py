@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flowkit.cli.health import measure
 from flowkit.cli.loading import (
     load_config,
 )
@@ -96,13 +97,14 @@ def bridge(
         from flowkit.bridge_runner import BridgeRunner
         from flowkit.cli import servers
 
+        metrics = measure(reports, "bridge", settings.queue)
         async with servers.database(where) as db:
-            process = BridgeRunner(db=db, cfg=settings, client=await servers.connect_temporal())
+            process = BridgeRunner(db=db, cfg=settings, client=await servers.connect_temporal(metrics))
             served = ", ".join(process.roles)
             summary = (
                 f"bridge connects {served} on queue {settings.queue} to Kafka at {settings.kafka_bootstrap}"
             )
-            await run_until_stopped(process, summary, reports)
+            await run_until_stopped(process, summary, reports, metrics)
 
     run(run_bridge())
 

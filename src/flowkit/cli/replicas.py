@@ -12,13 +12,15 @@ import multiprocessing
 import os
 import signal
 import threading
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from flowkit import products
 from flowkit.cli import output
 from flowkit.cli.errors import exit_code_of, exit_process
 from flowkit.cli.health import health_endpoint, health_file
@@ -26,7 +28,10 @@ from flowkit.cli.options import HealthOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
     from multiprocessing.context import SpawnProcess
+
+    from flowkit.products import Metrics
 
 _SIGNALLED = 128
 """Exit codes above this number report the signal that ended a process, as in a shell."""
@@ -47,6 +52,34 @@ class ReplicasHealth:
         return self.running and all(process is not None and process["ok"] for process in self.processes)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaReports(HealthOptions):
+    """Where one of several processes reports its health and its metrics: to their parent."""
+
+    scrapes: Connection | None = None
+    """On which the parent asks for the metrics; None if it does not."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether the parent asks for metrics."""
+        return self.scrapes is not None
+
+
+@contextmanager
+def scraped(reports: HealthOptions, render: Callable[[], bytes] | None) -> Iterator[None]:
+    """Let the parent of this process read its metrics during the block, if it has such a parent."""
+    if isinstance(reports, ReplicaReports) and reports.scrapes is not None and render is not None:
+        threading.Thread(target=_answer, args=(reports.scrapes, render), daemon=True).start()
+    yield
+
+
+def _answer(scrapes: Connection, render: Callable[[], bytes]) -> None:
+    with suppress(EOFError, OSError):  # the parent has ended
+        while True:
+            number = scrapes.recv()
+            scrapes.send((number, render()))
+
+
 def run_processes(count: int, run: Callable[[HealthOptions, int], None], reports: HealthOptions) -> int:
     """Call `run` in `count` processes, or in this one if `count` is 1. Return the exit code when all have stopped.
 
@@ -58,25 +91,57 @@ def run_processes(count: int, run: Callable[[HealthOptions, int], None], reports
         return 0
     with TemporaryDirectory(prefix="flowkit-health-") as folder:
         files = [Path(folder, f"{number}.json") for number in range(1, count + 1)]
-        return _Replicas(run, files).run(reports)
+        return _Replicas(run, files, products.metrics() if reports.measures else None).run(reports)
+
+
+_SCRAPE_TIMEOUT_SEC = 5.0
+
+
+@dataclass(slots=True)
+class _Scrape:
+    """Reads the metrics of one process, for one thread at a time."""
+
+    connection: Connection
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    number: int = 0
+
+    def read(self) -> bytes | None:
+        """Return the metrics; None if the process has not sent them in time, or has ended."""
+        with self.lock, suppress(EOFError, OSError):
+            self.number += 1
+            self.connection.send(self.number)
+            latest = time.monotonic() + _SCRAPE_TIMEOUT_SEC
+            while self.connection.poll(max(0.0, latest - time.monotonic())):
+                number, text = self.connection.recv()
+                if number == self.number:  # else of an earlier request that took too long
+                    found: bytes = text
+                    return found
+        return None
 
 
 class _Replicas:
     """The child processes of one command."""
 
-    def __init__(self, run: Callable[[HealthOptions, int], None], files: Sequence[Path]) -> None:
+    def __init__(
+        self, run: Callable[[HealthOptions, int], None], files: Sequence[Path], metrics: Metrics | None
+    ) -> None:
         self._files = files
+        self._metrics = metrics
         context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() if metrics else (None, None) for _ in files]
+        self._scrapes = [_Scrape(ours) for ours, _ in pipes if ours]
         self._children: list[SpawnProcess] = [
-            context.Process(target=_run_replica, args=(run, HealthOptions(file=str(file)), number))
-            for number, file in enumerate(files, 1)
+            context.Process(
+                target=_run_replica, args=(run, ReplicaReports(file=str(file), scrapes=theirs), number)
+            )
+            for number, (file, (_, theirs)) in enumerate(zip(files, pipes, strict=True), 1)
         ]
 
     def run(self, reports: HealthOptions) -> int:
         """Start the processes, wait until one exits, stop the others. Return the exit code of the command."""
         with (
             _forwarded_signals(self._stop),
-            health_endpoint(reports.host, reports.port, self._health),
+            health_endpoint(reports, self._health, self._render if self._metrics else None),
             health_file(reports.file, self._health),
         ):
             for child in self._children:
@@ -103,6 +168,12 @@ class _Replicas:
         code = codes[failed - 1]
         output.note(f"process {failed} of {len(codes)} exited with code {code}; the others were stopped")
         return code
+
+    def _render(self) -> bytes:
+        """Return the metrics of all processes that send them."""
+        assert self._metrics is not None
+        found = {str(number): scrape.read() for number, scrape in enumerate(self._scrapes, 1)}
+        return self._metrics.join({number: text for number, text in found.items() if text is not None})
 
     def _health(self) -> ReplicasHealth:
         return ReplicasHealth(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from flowkit.cli import output
-from flowkit.cli.health import health_endpoint, health_file
+from flowkit.cli.health import health_endpoint, health_file, health_values, measure
 from flowkit.cli.loading import (
     choose_roles,
     load_config,
@@ -19,6 +19,7 @@ from flowkit.cli.loading import (
     load_worker_config,
 )
 from flowkit.cli.output import log_processes
+from flowkit.cli.replicas import scraped
 from flowkit.core.loops import run
 from flowkit.core.ready_line import ready_line
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from flowkit.attempt.background import Health
     from flowkit.cli.options import HealthOptions, Where
     from flowkit.config import CoordinatorConfig, WorkerConfig
+    from flowkit.products import ProcessMetrics
     from flowkit.worker import RoleHandler
 
 
@@ -85,8 +87,9 @@ class EngineCommand:
         from flowkit.cli import servers
         from flowkit.coordinator import Coordinator
 
+        metrics = measure(reports, "engine", settings.queue)
         async with servers.database(self.where) as db:
-            client = await servers.connect_temporal()
+            client = await servers.connect_temporal(metrics)
             process = Coordinator(
                 db=db,
                 cfg=settings,
@@ -96,7 +99,7 @@ class EngineCommand:
                 handlers=handlers,
             )
             hosted = f" and hosts {', '.join(handlers)}" if handlers else ""
-            await run_until_stopped(process, f"engine polls queue {settings.queue}{hosted}", reports)
+            await run_until_stopped(process, f"engine polls queue {settings.queue}{hosted}", reports, metrics)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,23 +138,31 @@ class WorkerCommand:
         from flowkit.cli import servers
         from flowkit.worker import Worker
 
+        metrics = measure(reports, "worker", settings.queue)
         async with servers.database(self.where) as db:
-            client = await servers.connect_temporal()
+            client = await servers.connect_temporal(metrics)
             process = Worker(db=db, cfg=settings, handlers=handlers, client=client)
             summary = f"worker runs {', '.join(settings.roles)} on queue {settings.queue}"
-            await run_until_stopped(process, summary, reports)
+            await run_until_stopped(process, summary, reports, metrics)
 
 
-async def run_until_stopped(process: LongRunning, summary: str, reports: HealthOptions) -> None:
+async def run_until_stopped(
+    process: LongRunning, summary: str, reports: HealthOptions, metrics: ProcessMetrics | None = None
+) -> None:
     """Start a process, print its ready line, and stop it on SIGINT or SIGTERM.
 
-    Raise its error if it stops on its own.
+    Meanwhile, serve its health and its metrics. Raise its error if it stops on its own.
     """
+
+    def render() -> bytes:
+        return metrics.render(health_values(process.health())) if metrics else b""
+
+    rendered = render if metrics else None
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    with health_endpoint(reports.host, reports.port, process.health):
+    with health_endpoint(reports, process.health, rendered), scraped(reports, rendered):
         await process.start()
         _freeze_garbage_collector()
         output.note(ready_line(summary))

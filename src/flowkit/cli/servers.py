@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from flowkit.cli.options import Where
+    from flowkit.products import ProcessMetrics
 
 
 _logger = logging.getLogger("flowkit.client")
@@ -43,10 +44,13 @@ _DATABASE_BYTES = 63
 
 
 @asynccontextmanager
-async def servers(where: Where) -> AsyncIterator[Servers]:
-    """Connect to both servers. Raises TemporalUnavailable, StoreUnavailable or ConfigError."""
+async def servers(where: Where, metrics: ProcessMetrics | None = None) -> AsyncIterator[Servers]:
+    """Connect to both servers. Raises TemporalUnavailable, StoreUnavailable or ConfigError.
+
+    What Temporal's SDK measures becomes part of `metrics`.
+    """
     async with database(where) as db:
-        temporal = await connect_temporal()
+        temporal = await connect_temporal(metrics)
         any_queue = where.queue is None  # most commands name a task only
         tasks = TaskClient(temporal, TaskStore(db), queue=where.engine_queue, any_queue=any_queue)
         try:
@@ -111,9 +115,12 @@ def _name_part(client: Any, name: str) -> Any:
         raise add_remedy(problem, "set MONGO_DATABASE to a valid name") from None
 
 
-async def connect_temporal() -> Client:
-    """Connect to the server that `TEMPORAL_*` names. Raises TemporalUnavailable or ConfigError."""
-    output.forward_core_log()
+async def connect_temporal(metrics: ProcessMetrics | None = None) -> Client:
+    """Connect to the server that `TEMPORAL_*` names. Raises TemporalUnavailable or ConfigError.
+
+    What Temporal's SDK measures becomes part of `metrics`.
+    """
+    output.forward_core_log(metrics)
     look_in_current_folder()  # FLOWKIT_DATA_CONVERTER may name a module there, as options may
     try:
         return await connect()

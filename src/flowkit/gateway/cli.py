@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flowkit.cli import output
+from flowkit.cli.health import measure
 from flowkit.cli.options import (
     AsJson,
     HealthOptions,
@@ -133,10 +134,11 @@ def _run(
     async def run_gateway() -> None:
         from flowkit.cli import servers
 
+        metrics = measure(reports, "gateway", settings.queue)
         async with servers.database(where) as db:
-            client = await servers.connect_temporal()
+            client = await servers.connect_temporal(metrics)
             process = GatewayProcess(db=db, client=client, settings=settings, secrets=secrets)
-            await run_until_stopped(process, f"{summary} on queue {settings.queue}", reports)
+            await run_until_stopped(process, f"{summary} on queue {settings.queue}", reports, metrics)
 
     run(run_gateway())
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from flowkit.cli.errors import EPILOG
+from flowkit.cli.health import measure
 from flowkit.cli.options import AnyQueue, HealthOptions, Verbose, with_options
 from flowkit.cli.output import log_processes
 from flowkit.cli.running import run_until_stopped
@@ -57,9 +58,10 @@ def serve_page(
     )
 
     async def run_page() -> None:
-        async with servers.servers(where) as both:
+        metrics = measure(reports, "page", queue="")
+        async with servers.servers(where, metrics) as both:
             process = PageProcess(both, settings)
             summary = f"the page is at {'https' if certificate else 'http'}://{host}:{port}/"
-            await run_until_stopped(process, summary, reports)
+            await run_until_stopped(process, summary, reports, metrics)
 
     run(run_page())

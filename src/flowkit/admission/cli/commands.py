@@ -13,6 +13,7 @@ from flowkit.admission.cli.limits import limits
 from flowkit.admission.models import State
 from flowkit.cli import output
 from flowkit.cli.errors import EPILOG, add_remedy
+from flowkit.cli.health import measure
 from flowkit.cli.loading import load_config
 from flowkit.cli.options import (
     AsJson,
@@ -160,12 +161,15 @@ def run_process(
     async def run_admission() -> None:
         from flowkit.cli import servers
 
+        metrics = measure(reports, "admission", settings.queue)
         async with servers.database(where) as db:
-            client = await servers.connect_temporal()
+            client = await servers.connect_temporal(metrics)
             process = AdmissionProcess(db=db, client=client, settings=settings)
             does = "starts requests" if dispatch else "starts no requests"
             summary = f"admission {does} of queue {settings.queue}, and serves {serves}"
-            await run_until_stopped(process, summary + (", and uses Kafka" if kafka else ""), reports)
+            await run_until_stopped(
+                process, summary + (", and uses Kafka" if kafka else ""), reports, metrics
+            )
 
     run(run_admission())
 
