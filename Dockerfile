@@ -10,7 +10,7 @@ RUN python -m venv /opt/flowkit
 WORKDIR /src
 # The dependencies first: this layer is built again only when pyproject.toml has changed.
 COPY pyproject.toml README.md LICENSE ./
-RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; print(*p['dependencies'], *e['admission'], *e['gateway'], sep='\n')" > requirements.txt \
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; print(*p['dependencies'], *e['admission'], *e['gateway'], *e['observe'], sep='\n')" > requirements.txt \
     && /opt/flowkit/bin/pip install -r requirements.txt
 COPY workflows ./workflows
 COPY activities ./activities

@@ -33,6 +33,7 @@ from flowkit.attempt.failures import describe_raised, failure, from_error, lost,
 from flowkit.attempt.signals import AttemptSignal, first_batch_of, shard_started
 from flowkit.attempt.storage import AttemptStorage, complete_end, resolve
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
+from flowkit.core.instruments import ITEMS
 from flowkit.core.time import SystemClock
 from flowkit.core.user_code import contained, is_missing_variable, original
 from flowkit.core.utils import stable_hash
@@ -522,6 +523,7 @@ class RoleExecutor:
         if not await self._try_until_settled(uid, batch, alone=lost.counts[uid] >= _LOST_TOGETHER):
             return
         self._batches += 1
+        ITEMS.add(self._attempt.role, amount=_count_items(batch))
         self._batch_stored(uid)
         if self._log is not None:
             self._log.batch_ok(uid)
@@ -686,6 +688,12 @@ _NONE_LOST = LostTries()
 def _describe_lost(count: int) -> AttemptFailure:
     text = f"the process that ran it was lost {count} times, the last time while it ran no other batch"
     return failure(reason_codes.WORKER_PROCESS_DIED, text, permanent=True)
+
+
+def _count_items(batch: Batch) -> int:
+    """Return how many items a batch has: those of its list of items, or itself."""
+    items = batch.payload.get("items")
+    return len(items) if isinstance(items, list) else 1
 
 
 def uid_of(batch: Batch) -> str:

@@ -19,7 +19,7 @@ from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack
 from flowkit.attempt.failures import cut, refusal
 from flowkit.attempt.storage import complete_end
 from flowkit.attempt.supervision import sending_heartbeats
-from flowkit.core.instruments import TASKS_REFUSED
+from flowkit.core.instruments import TASKS_OPENED, TASKS_REFUSED
 from flowkit.errors import (
     FlowKitError,
     GraphError,
@@ -259,6 +259,7 @@ class TaskActivities:
         opened = await self._take_over(opening, namespace_id)
         changed = opening.params if stored is None and opening.params is not given else None
         size = estimate_bytes(opening.params, opening.graph)
+        TASKS_OPENED.add()
         return replace(opened, document_bytes=size, params=changed, stored=stored)
 
     async def _own_copy(self, opening: OpenTask, namespace_id: str) -> StoredGraph | None:

@@ -44,6 +44,7 @@ from flowkit.adapters.mongo import (
     translate_errors,
 )
 from flowkit.adapters.notifier import ArtifactNotifier
+from flowkit.core.instruments import BATCHES, STORED_BYTES
 from flowkit.errors import Fenced
 from flowkit.models import NodeStatus
 from flowkit.protocol.messages import FINAL_UID
@@ -133,10 +134,12 @@ class _Row:
 class _FencedRows:
     """Writes fenced rows to one collection, grouping rows that arrive at the same time into one call."""
 
-    def __init__(self, collection: Any) -> None:
+    def __init__(self, collection: Any, kind: str) -> None:
+        """`kind` names the rows in metrics."""
         self._collection = collection
-        self._rows = GroupCommit[_Row](alone=self._replace, together=self._insert)
-        self._existing = GroupCommit[_Row](alone=self._update, together=self._update_all)
+        self._kind = kind
+        self._rows = GroupCommit[_Row](kind, alone=self._replace, together=self._insert)
+        self._existing = GroupCommit[_Row](kind, alone=self._update, together=self._update_all)
 
     async def put(
         self,
@@ -162,6 +165,7 @@ class _FencedRows:
             await (self._update(row) if exists else self._replace(row))
         else:
             await (self._existing if exists else self._rows).write(row)
+        STORED_BYTES.add(self._kind, amount=size)
 
     async def _insert(self, rows: Sequence[_Row]) -> Collection[int]:
         """Insert the new rows. Return the indexes of those that could not be inserted."""
@@ -206,8 +210,8 @@ class ArtifactStore:
         stored = durable(db)
         self._artifacts = stored.artifacts
         self._metrics = stored.metrics_raw
-        self._artifact_rows = _FencedRows(self._artifacts)
-        self._metrics_rows = _FencedRows(self._metrics)
+        self._artifact_rows = _FencedRows(self._artifacts, "artifacts")
+        self._metrics_rows = _FencedRows(self._metrics, "metrics")
         self.claims = Claims(db)
         self.notifier = ArtifactNotifier()
         """Notifies pulling nodes in this process when another node in this process stores a batch."""
@@ -246,6 +250,7 @@ class ArtifactStore:
             else self._delete_failed_row(attempt, batch_uid, fence),
             self._store_partial(attempt, batch_uid, meta, worker_id, at, size, more, fence),
         )
+        BATCHES.add(attempt.role, "stored")
 
     @translate_errors
     async def _delete_failed_row(self, attempt: AttemptInput, batch_uid: str, fence: int) -> None:
@@ -283,6 +288,7 @@ class ArtifactStore:
             self._store_metrics(attempt, batch_uid, at, row, size=0, fence=fence),
             self._store_artifact(attempt, batch_uid, fields, at, size=0, fence=fence),
         )
+        BATCHES.add(attempt.role, "failed" if quarantined is None else "set_aside")
 
     @translate_errors
     async def restore_batch(self, attempt: AttemptInput, batch_uid: str) -> None:

@@ -22,10 +22,11 @@ from pymongo import ASCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.mongo import Database, aggregated, durable, ensure_index, moment, translate_errors
+from flowkit.core.instruments import ATTEMPT_TIME, ATTEMPTS_ENDED
 from flowkit.core.utils import Fields, stable_hash
 from flowkit.errors import StoreRefused
 from flowkit.graph.input_adapters import PullArgs
-from flowkit.models import AttemptFailure, AttemptInput
+from flowkit.models import AttemptFailure, AttemptInput, FailureKind
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -71,6 +72,7 @@ class DispatchState(StrEnum):
 ACTIVE_STATES = [DispatchState.OPEN.value, DispatchState.FINISHING.value]
 """States of attempts without a final outcome."""
 
+_LOST = FailureKind.LOSS.outcome
 _OPEN = DispatchState.OPEN.value
 _FINISHING = DispatchState.FINISHING.value
 _ACTIVE = {"$in": ACTIVE_STATES}
@@ -416,7 +418,10 @@ class DispatchStore:
         found = await self._records.find_one_and_update(
             wanted, {"$set": stored, **_batches_update(batches)}, return_document=ReturnDocument.AFTER
         )
-        return _read_record(found) if found else None
+        record = _read_record(found) if found else None
+        if record is not None and state == DispatchState.ENDED.value:
+            _count_end(record, outcome)
+        return record
 
     @translate_errors
     async def mark_reported(self, key: str, batches: int | None = None) -> None:
@@ -559,6 +564,17 @@ def _find_problem(error: Exception) -> str:
         first = error.errors(include_url=False, include_input=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return f"{type(error).__name__}: {error}"
+
+
+def _count_end(record: Dispatch, outcome: Outcome) -> None:
+    """Count the end of an attempt of an external worker, which has run since a worker accepted it."""
+    role, failure = record.attempt.role, outcome.failure
+    ended, reason = ("cancelled", "") if outcome.kind is OutcomeKind.CANCELLED else ("succeeded", "")
+    if failure is not None:
+        ended, reason = failure.kind.outcome, failure.code
+    ATTEMPTS_ENDED.add(role, ended, reason)
+    if record.accepted_at is not None and ended != _LOST:
+        ATTEMPT_TIME.observe(max(0.0, outcome.at - record.accepted_at), role, ended)
 
 
 def _batches_update(batches: int) -> Fields:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from pymongo.errors import PyMongoError
 
 from flowkit.adapters.mongo import is_outage
+from flowkit.core.instruments import GROUP_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -57,15 +58,18 @@ class GroupCommit(Generic[T]):
     Both functions must be idempotent, because GroupCommit may repeat a write that has already succeeded.
 
     While several writes come at the same time, calls begin `interval_sec` apart, or earlier if no more writes arrive.
+    `kind` names the writes in metrics.
     """
 
     def __init__(
         self,
+        kind: str,
         alone: Callable[[T], Awaitable[None]],
         together: Callable[[Sequence[T]], Awaitable[Collection[int]]],
         *,
         interval_sec: float = 0.0,
     ) -> None:
+        self._kind = kind
         self._alone = alone
         self._together = together
         self._interval_sec = interval_sec
@@ -94,6 +98,7 @@ class GroupCommit(Generic[T]):
             self._start_next_group()
 
     def _note_call(self, size: int) -> None:
+        GROUP_SIZE.observe(size, self._kind)
         if self._interval_sec:
             self._began_at, self._size = asyncio.get_running_loop().time(), size
 

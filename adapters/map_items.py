@@ -22,6 +22,7 @@ from flowkit.adapters.mongo import (
     moment,
     translate_errors,
 )
+from flowkit.core.instruments import STORED_BYTES
 from flowkit.core.utils import stable_hash
 
 if TYPE_CHECKING:
@@ -75,7 +76,9 @@ class MapItems:
                 for number, text in page
             ]
             await self._insert([{**row, "created_at": moment(at)} for row in rows])
-            largest = max(largest, *(len(text.encode()) for _, text in page))
+            sizes = [len(text.encode()) for _, text in page]
+            STORED_BYTES.add("inputs", amount=sum(sizes))
+            largest = max(largest, *sizes)
         return ItemSet(
             token=token,
             items=given.items,

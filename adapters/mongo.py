@@ -19,6 +19,7 @@ from pymongo import ReadPreference, WriteConcern
 from pymongo import errors as pymongo_errors
 from pymongo.read_concern import ReadConcern
 
+from flowkit.core.instruments import ERRORS
 from flowkit.errors import (
     ConfigError,
     FlowKitError,
@@ -177,7 +178,9 @@ def translate_errors(method: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine
         try:
             return await method(*args, **kwargs)
         except pymongo_errors.PyMongoError as error:
-            raise flowkit_error(error) from None
+            found = flowkit_error(error)
+            ERRORS.add("mongodb", found.code)
+            raise found from None
         except (OverflowError, BSONError) as error:
             kind = StoreTooLarge if too_large(error) else StoreRefused
             raise kind(_short("MongoDB cannot store this value", error)) from None

@@ -126,7 +126,9 @@ class Admissions:
             return len(items)
 
         ending: set[asyncio.Task[None]] = set()
-        commit: GroupCommit[dict[str, Any]] = GroupCommit(lambda item: bare.submit([item]), together)
+        commit: GroupCommit[dict[str, Any]] = GroupCommit(
+            "submissions", lambda item: bare.submit([item]), together
+        )
         rate = await _drive(lambda number: commit.write(_bare_item(number)), start, bare.relay)
         await asyncio.gather(*ending)
         return rate

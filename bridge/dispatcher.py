@@ -23,7 +23,7 @@ from flowkit.adapters.tasks.cancel_flags import Flagged
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.failures import failed_attempt, from_error, lost, unexpected
 from flowkit.attempt.storage import begin, check_database, resolve
-from flowkit.attempt.supervision import HeartbeatThrottle, report_flag, sending_heartbeats
+from flowkit.attempt.supervision import HeartbeatThrottle, count_begin, report_flag, sending_heartbeats
 from flowkit.bridge.commands import LateCommands
 from flowkit.bridge.rules.messages import pull_of, task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, outcome_of_error
@@ -183,6 +183,7 @@ class AttemptDispatcher:
             stored = await self._insert_and_begin(attempt, record)
             if stored.cancel_token != record.cancel_token:
                 return stored
+            count_begin(attempt)
             await self._prepare(attempt, record)
             offset = await self._sender.send(attempt, record)
         except FlowKitError as error:

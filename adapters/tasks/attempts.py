@@ -333,14 +333,14 @@ class Attempts:
         self._reopen = reopen
         """Called with a task id and the id of the run that continues the task."""
         self._writes = self._group_commit()
-        self._leases = self._group_commit()
+        self._leases = self._group_commit("leases")
         """Their updates use another operator for a field that the begin and the end of an attempt change as well."""
         self._large: LRUCache[str, GroupCommit[_Write]] = LRUCache(_LARGE_DOCUMENTS)
         """The begins and ends in large documents, by task, so that those in other documents do not wait for them."""
 
-    def _group_commit(self, interval_sec: float = 0.0) -> GroupCommit[_Write]:
+    def _group_commit(self, kind: str = "attempts", interval_sec: float = 0.0) -> GroupCommit[_Write]:
         return GroupCommit[_Write](
-            alone=lambda write: write.alone(), together=self._write_together, interval_sec=interval_sec
+            kind, alone=lambda write: write.alone(), together=self._write_together, interval_sec=interval_sec
         )
 
     def _writes_of(self, attempt: AttemptInput) -> GroupCommit[_Write]:
@@ -349,7 +349,7 @@ class Attempts:
             return self._writes
         if attempt.task_id not in self._large:
             self._large[attempt.task_id] = self._group_commit(
-                attempt.document_bytes / _REWRITTEN_BYTES_PER_SEC
+                interval_sec=attempt.document_bytes / _REWRITTEN_BYTES_PER_SEC
             )
         return self._large[attempt.task_id]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,13 @@ from flowkit.adapters.tasks.record import (
     unset_of_decisions,
 )
 from flowkit.adapters.tasks.room import SHORT_ERROR_CHARS
+from flowkit.core.instruments import NODES_CLOSED, TASKS_CLOSED, is_measured
 from flowkit.errors import StoreTooLarge
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.text import truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from flowkit.core.utils import Fields
     from flowkit.models import CloseTask, NodeRecord
@@ -77,6 +79,8 @@ class Closing:
             if stored is None:
                 return False
             if await fits(self._write(close, nodes_of(stored), room)):
+                if not _is_outdated(close, stored):
+                    count_ended(close.status, _ends(close, nodes_of(stored)))
                 return True
             _logger.warning(
                 "task %s: its document becomes too large when it is closed; FlowKit omits details",
@@ -107,12 +111,41 @@ def _merged(changes: Any) -> Fields:
 
 def _projection(close: CloseTask, room: Room) -> Fields:
     """Return the projection of the fields that the close needs. Stats and errors may be large and are rarely needed."""
-    wanted = {**NODE_STATES}
+    wanted = {**NODE_STATES, **counted_fields()}
     if close.status is TaskStatus.FINISHED and room.stats:
         wanted["graph.nodes.stats"] = 1
     if room.error_chars is not None:
         wanted["graph.nodes.last_error"] = 1
     return wanted
+
+
+def counted_fields() -> Fields:
+    """Return the projection of what the counts of ended tasks and nodes need beside the states of the nodes."""
+    if not is_measured():
+        return {}
+    return {"graph.nodes.type": 1, "run_seq": 1, "closed_run_id": 1, "finished_at": 1}
+
+
+def _is_outdated(close: CloseTask, stored: Fields) -> bool:
+    """Return whether a newer run has opened the document before, or an earlier try of this close has ended the task."""
+    ended = stored.get("closed_run_id") == close.run_id and stored.get("finished_at") is not None
+    return ended or (stored.get("run_seq") or 0) > close.run_seq
+
+
+def _ends(close: CloseTask, stored_nodes: list[Fields]) -> Iterator[tuple[str, str]]:
+    """Yield role and status of each node at the end of its task."""
+    ends = {index: status.value for status, indexes in close.unfinished.items() for index in indexes}
+    ends |= {node.index: node.status.value for node in close.nodes}
+    for index, node in enumerate(stored_nodes):
+        yield node.get("type") or "", ends.get(index, NodeStatus.FINISHED.value)
+
+
+def count_ended(status: TaskStatus, nodes: Iterable[tuple[str, str]]) -> None:
+    """Count a task that has ended, and its nodes by role and status."""
+    if is_measured():
+        TASKS_CLOSED.add(status.value)
+        for labels, count in Counter(nodes).items():
+            NODES_CLOSED.add(*labels, amount=count)
 
 
 def end_fields(close: CloseTask, stored_nodes: list[Fields], room: Room) -> Fields:

@@ -8,6 +8,7 @@ from pymongo import ASCENDING
 
 from flowkit.adapters.mongo import Database, aggregated, durable, ensure_index, iso, moment, translate_errors
 from flowkit.adapters.tasks.cancel_flags import set_of_task_flag
+from flowkit.adapters.tasks.close import count_ended, counted_fields
 from flowkit.adapters.tasks.fields import NODE_STATES, PINNED, nodes_of
 from flowkit.adapters.turns import Turns
 from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, SkipReason, TaskStatus
@@ -115,7 +116,9 @@ class OpenTasks:
     async def close_orphan(self, task_id: str, run_id: str | None, reason: str, at: float) -> bool:
         """Close a task whose workflow is gone. Return False if its document has changed meanwhile."""
         unchanged = {"id": task_id, "run_id": run_id, **_NOT_CLOSED}
-        stored = await self._tasks.find_one(unchanged, {**NODE_STATES, "run_id": 1, "status": 1})
+        stored = await self._tasks.find_one(
+            unchanged, {**NODE_STATES, **counted_fields(), "run_id": 1, "status": 1}
+        )
         if stored is None:
             return False
         change = {"from": stored["status"], "to": TaskStatus.FAILED.value, "at": iso(at)}
@@ -123,6 +126,8 @@ class OpenTasks:
             unchanged | _unchanged_filter(stored),
             {"$set": _orphan_set(stored, reason, at), "$push": {"status_history": change}},
         )
+        if done.matched_count:
+            count_ended(TaskStatus.FAILED, map(_end_of, nodes_of(stored)))
         return bool(done.matched_count)
 
     async def take_turn(self, namespace_id: str, owner: str, at: float, seconds: float) -> bool:
@@ -180,8 +185,20 @@ def _orphan_set(stored: Fields, reason: str, at: float) -> Fields:
     return fields
 
 
+def _end_of(node: Fields) -> tuple[str, str]:
+    """Return role and status of a node of a task whose workflow is gone."""
+    status = node.get("status") or ""
+    if status in OPEN_NODE_STATUSES:
+        status = _status_after(begun=bool(node.get("attempt_epoch"))).value
+    return node.get("type") or "", status
+
+
+def _status_after(*, begun: bool) -> NodeStatus:
+    return NodeStatus.CANCELLED if begun else NodeStatus.SKIPPED
+
+
 def _ended_set(path: str, *, begun: bool, at: float) -> Fields:
-    status = NodeStatus.CANCELLED if begun else NodeStatus.SKIPPED
+    status = _status_after(begun=begun)
     fields: Fields = {f"{path}.status": status.value, f"{path}.finished_at": moment(at)}
     if begun:
         return fields | {f"{path}.last_error": None}

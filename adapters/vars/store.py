@@ -16,6 +16,7 @@ from pymongo.errors import PyMongoError
 from flowkit.adapters.mongo import code_of, translate_errors, unavailable, with_room
 from flowkit.adapters.tasks.room import make_room
 from flowkit.adapters.vars import changes, rules
+from flowkit.core.instruments import STORED_BYTES, is_measured
 from flowkit.errors import AdapterError, StoreUnavailable
 from flowkit.validation.arguments import require, task_id_problem
 
@@ -67,6 +68,7 @@ class Variables:
         for _ in range(_MAX_WRITES):
             before = await self._update(task_id, change, write, reserved) if reserved else None
             if before is not None:
+                STORED_BYTES.add("variables", amount=rules.growth_of(change) if is_measured() else 0)
                 return before is not _NOT_READ and not _variables(before)
             document = await self._document(task_id, {**_VARS, **_SIZES, **_ENTRIES})
             if write and await write.settle(document, self._store.attempts):

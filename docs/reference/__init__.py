@@ -20,6 +20,7 @@ GENERATORS: Final = {
     "actions": "reference.actions:table",
     "gateway-methods": "reference.gateway_methods:methods_text",
     "admission-api": "reference.admission_api:api_text",
+    "metrics": "reference.metrics:table",
     "rights": "reference.rights:rights_text",
 }
 """By name, the function, which is imported when a page needs it."""

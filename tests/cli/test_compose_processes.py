@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from ruamel.yaml import YAML
 
+from flowkit.local.ports import free_port
 from flowkit.local.temporal import temporal_cli
 from flowkit.models.temporal_names import SEARCH_ATTRIBUTES
 from tests.fork_server import fork_server, forked
@@ -56,6 +57,7 @@ class Containers:
         ours["FLOWKIT_HEALTH_FILE"] = (
             str(self._folder / Path(given["FLOWKIT_HEALTH_FILE"]).name) + f"-{service}"
         )
+        ours |= {"FLOWKIT_HEALTH_PORT": str(free_port()), "FLOWKIT_HEALTH_HOST": "127.0.0.1"}
         [python_path] = re.findall(r"PYTHONPATH=(\S+)", (ROOT / "Dockerfile").read_text())
         return {**os.environ, **ours, "PYTHONPATH": in_checkout(python_path)}
 

@@ -25,7 +25,7 @@ from tests.contract.builders import (
     stored,
     stored_statuses,
 )
-from tests.measured import measuring
+from tests.unit.measured import measuring
 
 from flowkit.activities import tasks as activities
 from flowkit.adapters.tasks.fields import new_task
@@ -205,7 +205,7 @@ async def test_rejected_task_of_a_schedule_has_a_document_with_the_reason_and_it
     due = replace(unknown_function(), params=params, scheduled_at="2026-11-26T02:00:00Z")
     with measuring() as measured:
         error = await refused(engine(TaskStore(db)).open_task, due)
-    assert measured.counts[TASKS_REFUSED] == {("invalid_graph",): 1}
+    assert measured.counted(TASKS_REFUSED) == {("invalid_graph",): 1}
     document = await stored(db)
     assert (document["status"], document["reason"]) == ("failed", f"invalid_graph: {error.message}")
     assert (document["scheduled_at"], document["params"]) == (due.scheduled_at, {"at": due.scheduled_at})

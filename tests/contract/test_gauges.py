@@ -10,7 +10,7 @@ from unittest.mock import AsyncMock
 import pytest
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
 from tests.contract.builders import graph
-from tests.measured import Measured, measuring
+from tests.unit.measured import Measured, measuring
 
 from flowkit.adapters.dispatches import Dispatch, DispatchStore
 from flowkit.adapters.slots import SlotStore
@@ -111,9 +111,9 @@ async def test_open_tasks_and_nodes_of_the_namespace_are_counted(
     await insert(tasks, "copied", "queued", database_id="db-other")
     await insert(tasks, "ended", "finished", status="finished", finished_at=datetime.now(UTC))
     assert await gauges_of(tasks, temporal).report()
-    assert measured.states[instruments.OPEN_TASKS]["running",] == 1
-    assert measured.states[instruments.OPEN_NODES] == {("crawler", "running"): 1, ("crawler", "queued"): 1}
-    assert measured.states[instruments.ROLE_WORKERS] == {("crawler",): 0}
+    assert measured.shown(instruments.OPEN_TASKS)["running",] == 1
+    assert measured.shown(instruments.OPEN_NODES) == {("crawler", "running"): 1, ("crawler", "queued"): 1}
+    assert measured.shown(instruments.ROLE_WORKERS) == {("crawler",): 0}
 
 
 async def test_later_counts_read_only_what_has_changed(
@@ -131,8 +131,8 @@ async def test_later_counts_read_only_what_has_changed(
     # Another program removes what the engine must not read again.
     await tasks.database.tasks.update_one({"id": "idle"}, {"$set": {"graph.nodes": []}})
     await engine.report()
-    assert measured.states[instruments.OPEN_NODES] == {("crawler", "queued"): 1, ("crawler", "running"): 1}
-    assert measured.states[instruments.OPEN_TASKS]["running",] == 2
+    assert measured.shown(instruments.OPEN_NODES) == {("crawler", "queued"): 1, ("crawler", "running"): 1}
+    assert measured.shown(instruments.OPEN_TASKS)["running",] == 2
 
 
 async def test_all_open_documents_are_read_again_from_time_to_time(
@@ -144,7 +144,7 @@ async def test_all_open_documents_are_read_again_from_time_to_time(
     monkeypatch.setattr(gauges, "_FULL_COUNT_SEC", 0.0)
     await tasks.database.tasks.delete_one({"id": "t"})
     await engine.report()
-    assert measured.states[instruments.OPEN_NODES] == {}
+    assert measured.shown(instruments.OPEN_NODES) == {}
 
 
 async def test_one_engine_reports_and_one_that_has_lost_its_turn_shows_nothing(
@@ -154,12 +154,12 @@ async def test_one_engine_reports_and_one_that_has_lost_its_turn_shows_nothing(
     first, second = (gauges_of(tasks, temporal) for _ in range(2))
     assert await first.report()
     assert not await second.report()
-    assert measured.states[instruments.OPEN_NODES] == {}
+    assert measured.shown(instruments.OPEN_NODES) == {}
     await tasks.database.flowkit_meta.delete_many({"_id": {"$regex": "^gauges:"}})
     assert await second.report()
-    assert measured.states[instruments.OPEN_NODES] == {("crawler", "queued"): 1}
+    assert measured.shown(instruments.OPEN_NODES) == {("crawler", "queued"): 1}
     assert not await first.report()
-    shown = [measured.states[each] for each in instruments.ALL if isinstance(each, instruments.Gauge)]
+    shown = [measured.shown(each) for each in instruments.ALL if isinstance(each, instruments.Gauge)]
     assert not any(shown)
 
 
@@ -175,7 +175,7 @@ async def test_workers_of_the_queue_and_external_ones_count_by_role(
     await registry.mark_offline("w-2", now, session="s")
     await registry.record_announcement("external", {"type": "crawler,mailer"}, now)
     assert await gauges_of(tasks, temporal).report()
-    assert measured.states[instruments.ROLE_WORKERS] == {("crawler",): 2, ("indexer",): 1, ("mailer",): 1}
+    assert measured.shown(instruments.ROLE_WORKERS) == {("crawler",): 2, ("indexer",): 1, ("mailer",): 1}
 
 
 async def test_nodes_wait_for_workers_for_slots_and_for_external_workers(
@@ -206,12 +206,12 @@ async def test_nodes_wait_for_workers_for_slots_and_for_external_workers(
         await DispatchStore(tasks.database).insert(sent)
     limited = {"max_type_concurrency": {"page": 3}}
     assert await gauges_of(tasks, temporal, **limited).report()
-    assert measured.states[instruments.OLDEST_READY] == {
+    assert measured.shown(instruments.OLDEST_READY) == {
         ("crawler",): 40.0,
         ("page",): pytest.approx(20, abs=5),
         ("mailer",): pytest.approx(70, abs=5),
     }
-    assert measured.states[instruments.SLOTS] == {
+    assert measured.shown(instruments.SLOTS) == {
         ("page", "used"): 0,
         ("page", "waiting"): 2,
         ("page", "size"): 3,
@@ -224,13 +224,13 @@ async def test_engine_that_cannot_count_shows_nothing(
     await insert(tasks, "t", "queued")
     engine = gauges_of(tasks, temporal)
     await engine._step()
-    assert measured.states[instruments.OPEN_NODES]
+    assert measured.shown(instruments.OPEN_NODES)
     monkeypatch.setattr(gauges, "EVERY_SEC", 0.0)
     monkeypatch.setattr(engine, "_pause_sec", 0.0)
     monkeypatch.setattr(temporal, "id", AsyncMock(return_value=""))
     with pytest.raises(TemporalUnavailable):
         await engine._step()
-    assert measured.states[instruments.OPEN_NODES] == {}
+    assert measured.shown(instruments.OPEN_NODES) == {}
 
 
 async def test_engine_counts_nothing_while_nobody_measures(tasks: TaskStore, temporal: FakeTemporal) -> None:

@@ -11,8 +11,8 @@ import pytest
 from tests.contract.bridges import Context, Parts, context_of
 from tests.contract.builders import AT
 from tests.contract.test_dispatch_renewals import LEASE, accepted
-from tests.measured import measuring
 from tests.unit.event_loop import let_other_tasks_run, until
+from tests.unit.measured import measuring
 
 from flowkit.adapters.dispatches import DispatchStore
 from flowkit.bridge.commands import CommandWatch
@@ -165,7 +165,7 @@ async def test_heartbeats_that_are_late_by_more_than_their_interval_are_counted(
             bridge.context.at += passed_sec
             await bridge.supervisor.send_heartbeats()
             await until(lambda: bridge.supervisor.sending == 0)
-    assert measured.counts[LATE_HEARTBEATS] == {("crawler",): MANY}
+    assert measured.counted(LATE_HEARTBEATS) == {("crawler",): MANY}
 
 
 async def test_heartbeats_do_not_wait_for_checks(bridge: Bridge) -> None:

@@ -11,11 +11,11 @@ from flowkit.engine import gauges
 from flowkit.models import TaskStatus
 from tests.integration.counted import Counted
 from tests.integration.harness import eventually, node
-from tests.measured import measuring
+from tests.unit.measured import measuring
 
 if TYPE_CHECKING:
     from tests.integration.harness import Harness
-    from tests.measured import Measured
+    from tests.unit.measured import Measured
 
 pytestmark = pytest.mark.server
 
@@ -26,7 +26,7 @@ async def until_state(measured: Measured, gauge: instruments.Gauge, *labels: str
     """Wait until a gauge has a value with these labels, and return it."""
 
     async def look() -> float | None:
-        return measured.states[gauge].get(labels)
+        return measured.shown(gauge).get(labels)
 
     return await eventually(look)
 
@@ -44,17 +44,17 @@ async def test_waits_for_slots_and_workers_are_measured(
         task_id = await harness.create(*nodes, node("d", "unserved"))
         waited_sec = await until_state(measured, instruments.OLDEST_READY, "unserved")
         assert 0 < waited_sec < 60
-        assert measured.states[instruments.ROLE_WORKERS]["unserved",] == 0
-        assert measured.states[instruments.SLOTS]["counted", "size"] == 1
+        assert measured.shown(instruments.ROLE_WORKERS)["unserved",] == 0
+        assert measured.shown(instruments.SLOTS)["counted", "size"] == 1
         await until_state(measured, instruments.OPEN_NODES, "unserved", "queued")
         await harness.worker({"unserved": Counted(harness.db)})
         assert (await harness.result(task_id)).status is TaskStatus.FINISHED
-        node_waits = sorted(measured.values[instruments.NODE_WAIT]["counted",])
-        slot_waits = sorted(measured.values[instruments.SLOT_WAIT]["counted",])
+        node_waits = sorted(measured.observed(instruments.NODE_WAIT)["counted",])
+        slot_waits = sorted(measured.observed(instruments.SLOT_WAIT)["counted",])
         for waits in (node_waits, slot_waits):
             first, second, third = waits
             assert first < second
             assert second > PAUSE_SEC / 2
             assert third > second + PAUSE_SEC / 2
-        [unserved_sec] = measured.values[instruments.NODE_WAIT]["unserved",]
+        [unserved_sec] = measured.observed(instruments.NODE_WAIT)["unserved",]
         assert unserved_sec > 0.1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -54,6 +56,31 @@ def test_metrics_have_the_process_its_health_and_its_instruments() -> None:
     assert found[("flowkit_healthy",)] == found["flowkit_loop_running", "a loop"] == 1
     assert found[("flowkit_tasks_opened_total",)] == 1
     assert found[("process_cpu_seconds_total",)] > 0
+
+
+class Gate:
+    """A lock that is entered when a number of threads has come to it."""
+
+    def __init__(self, threads: int) -> None:
+        self._all = threading.Barrier(threads)
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self._all.wait(30)
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_readers_that_come_together_share_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    process, rendered = MeasuredProcess.start("engine", "shop"), []
+    monkeypatch.setattr("flowkit.observe.process.generate_latest", lambda _: rendered.append(1) or b"")
+    monkeypatch.setattr(process, "_rendering", Gate(20))
+    with ThreadPoolExecutor(20) as threads:
+        texts = [threads.submit(process.render) for _ in range(20)]
+    assert [each.result() for each in texts] == [b""] * 20
+    assert len(rendered) == 2
 
 
 def test_metrics_of_the_sdk_are_in_the_same_text() -> None:

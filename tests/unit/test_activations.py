@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from temporalio.bridge.proto.workflow_activation import WorkflowActivation
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
+from tests.unit.measured import measuring
 
+from flowkit.core import instruments
 from flowkit.engine.activations import Activations
 
 
@@ -57,6 +59,26 @@ def test_updates_run_after_the_other_jobs_and_the_commands_are_merged() -> None:
     assert instance.activations == [["signal_workflow", "resolve_activity"], ["do_update"]]
     assert [command.start_timer.seq for command in done.successful.commands] == [1, 1, 2]
     assert [*done.successful.used_internal_flags] == [1, 2]
+
+
+def test_updates_count_by_their_outcome_but_not_in_a_replay() -> None:
+    def reply(given: WorkflowActivation) -> WorkflowActivationCompletion:
+        """Reject the first update, and accept the others."""
+        completion = WorkflowActivationCompletion()
+        completion.successful.SetInParent()
+        for number, job in enumerate(given.jobs):
+            response = completion.successful.commands.add().update_response
+            response.protocol_instance_id = job.do_update.protocol_instance_id
+            (response.accepted if number else response.rejected).SetInParent()
+        return completion
+
+    with measuring() as measured:
+        for is_replayed in (True, False):
+            updates = activation("do_update", "do_update", "do_update")
+            for job in updates.jobs:
+                job.do_update.name, job.do_update.run_validator = "hold", not is_replayed
+            Activations(reply, timedelta(seconds=10)).run(updates)
+    assert measured.counted(instruments.UPDATES) == {("hold", "rejected"): 1, ("hold", "accepted"): 2}
 
 
 def test_an_activation_of_one_kind_of_jobs_is_not_split() -> None:

@@ -28,7 +28,9 @@ class Collector:
         """Writes that a group does not complete."""
         self.group_error: Exception | None = None
         """The error of the next group."""
-        self.commit = GroupCommit[str](alone=self._alone, together=self._together, interval_sec=interval_sec)
+        self.commit = GroupCommit[str](
+            "writes", alone=self._alone, together=self._together, interval_sec=interval_sec
+        )
 
     async def _alone(self, item: str) -> None:
         await self.gate.wait()

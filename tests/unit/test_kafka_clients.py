@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiokafka import errors
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
-from tests.measured import measuring
+from tests.unit.measured import measuring
 
 from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.offsets import committed_offsets, group_members
@@ -66,7 +66,7 @@ async def test_requests_that_have_failed_are_counted_by_their_reason() -> None:
             with pytest.raises(KafkaUnavailable):
                 await bounded(error, limit=0.2)
         await bounded(ConnectionRefusedError(), 7)
-    assert measured.counts[ERRORS] == {
+    assert measured.counted(ERRORS) == {
         ("kafka", "ConnectionRefusedError"): 1,
         ("kafka", "GroupAuthorizationFailedError"): 1,
     }

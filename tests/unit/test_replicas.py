@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,9 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.integration.harness import eventually
+from tests.unit.test_health_endpoint import respond
 from tests.unit.test_resources import pid_in, until_gone
 
+from flowkit.cli import replicas
 from flowkit.cli.replicas import ReplicasHealth
+from flowkit.local.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,7 +33,7 @@ from flowkit.attempt.background import Health
 from flowkit.cli.errors import exit_code_of, exit_process
 from flowkit.cli.health import health_file
 from flowkit.cli.options import HealthOptions
-from flowkit.cli.replicas import run_processes
+from flowkit.cli.replicas import run_processes, scraped
 from flowkit.errors import ConfigError
 
 FOLDER = Path(sys.argv[1])
@@ -39,7 +43,7 @@ def work(reports, number):
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
     signal.signal(signal.SIGINT, lambda *_: stopped.append(True))
-    with health_file(reports.file, lambda: Health(running=True)):
+    with health_file(reports.file, lambda: Health(running=True)), scraped(reports, lambda: b"things 1\\n"):
         beside = FOLDER / f"{number}.new"
         beside.write_text(str(os.getpid()))
         beside.rename(FOLDER / f"{number}.pid")
@@ -51,7 +55,7 @@ def work(reports, number):
 
 
 if __name__ == "__main__":
-    reports = HealthOptions(file=str(FOLDER / "health.json"))
+    reports = HealthOptions(file=str(FOLDER / "health.json"), port=int(sys.argv[2]))
     exit_process(exit_code_of(lambda: run_processes(3, work, reports), as_json=False, verbose=False))
 """
 
@@ -63,9 +67,9 @@ class Command:
         self.folder = folder
         script = folder / "program.py"
         script.write_text(PROGRAM, encoding="utf-8")
-        self.parent = subprocess.Popen(
-            [sys.executable, str(script), str(folder)], stderr=subprocess.PIPE, text=True
-        )
+        self.port = free_port()
+        program = [sys.executable, str(script), str(folder), str(self.port)]
+        self.parent = subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
 
     async def pid(self, number: int) -> int:
         """Wait until a process runs, and return its id."""
@@ -113,6 +117,8 @@ async def test_health_file_contains_every_process_until_a_killed_one_stops_the_o
 ) -> None:
     found = await eventually(partial(health, command))
     assert [process["running"] for process in found["processes"]] == [True, True, True]
+    lines = [f'things{{process="{number}"}} 1' for number in (1, 2, 3)]
+    assert respond(command.port, path="/metrics") == (200, "".join(f"{line}\n" for line in lines).encode())
     os.kill(await command.pid(2), signal.SIGKILL)
     assert command.end() == (137, "process 2 of 3 exited with code 137; the others were stopped\n")
     assert command.stopped == {"1", "3"}
@@ -127,6 +133,21 @@ def test_error_of_a_process_is_reported_in_one_line(command: Command) -> None:
         "process 3 of 3 exited with code 2; the others were stopped",
     ]
     assert command.stopped == {"1", "2"}
+
+
+def test_parent_waits_for_the_metrics_of_a_process_only_for_some_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    scrape = replicas._Scrape(ours)
+    monkeypatch.setattr(replicas, "_SCRAPE_TIMEOUT_SEC", 0.01)
+    assert scrape.read() is None
+    monkeypatch.undo()
+    texts = iter((b"late", b"new"))
+    with replicas.scraped(replicas.ReplicaReports(scrapes=theirs), lambda: next(texts)):
+        assert scrape.read() == b"new"
+    theirs.close()
+    assert scrape.read() is None
 
 
 async def test_processes_stop_when_the_command_is_killed(command: Command) -> None:

@@ -394,9 +394,11 @@ class AdmissionQueue:
         """Rank and waiting time of the requests that this process has popped since the metrics were read."""
         self.dispatch_times: deque[float] = deque(maxlen=_KEPT_TIMES)
         """How long each dispatch took that gave slots, in seconds, since the metrics were read."""
-        self._submissions: GroupCommit[_Submission] = GroupCommit(self._submit_one, self._submit_group)
-        self._endings: GroupCommit[_Ending] = GroupCommit(self._end_one, self._end_group)
-        self._starts: GroupCommit[Fields] = GroupCommit(self._note_start, self._note_starts)
+        self._submissions: GroupCommit[_Submission] = GroupCommit(
+            "submissions", self._submit_one, self._submit_group
+        )
+        self._endings: GroupCommit[_Ending] = GroupCommit("endings", self._end_one, self._end_group)
+        self._starts: GroupCommit[Fields] = GroupCommit("starts", self._note_start, self._note_starts)
         self.outbox = Outbox()
         self._known_limits: tuple[float, Limits] | None = None
         self._reading_limits = asyncio.Lock()

@@ -39,7 +39,16 @@ from flowkit.attempt.failures import (
     yielded,
 )
 from flowkit.attempt.storage import check_database
-from flowkit.core.instruments import LATE_HEARTBEATS, NODE_WAIT, is_measured
+from flowkit.core.instruments import (
+    ATTEMPT_TIME,
+    ATTEMPTS_ENDED,
+    ATTEMPTS_STARTED,
+    FENCED_WRITES,
+    LATE_HEARTBEATS,
+    NODE_WAIT,
+    SHARDS_STARTED,
+    is_measured,
+)
 from flowkit.core.loop_portal import IGNORED_SEC, cancel_until_done
 from flowkit.core.user_code import Contained, contain_tasks, error_text, warn_of_blocked_loops
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld
@@ -83,6 +92,8 @@ Cancels are not delayed, because the cancel flags also report them.
 """
 
 _AFTER_ERROR_SEC = 1.0
+
+_FENCED = FailureKind.FENCED.outcome
 
 
 class AttemptFailed(Exception):
@@ -135,10 +146,60 @@ async def run_attempt(
     `waits_for` returns what the attempt waits for at the moment; the heartbeats show it. Raise ApplicationError or
     CancelledError, as the workflow expects.
     """
-    if not activity.info().is_local:
-        return await Attempt(worker, attempt, executor, waits_for).run()
-    _check_age(attempt)
-    return await LocalAttempt(worker, attempt, executor).run()
+    info = activity.info()
+    if info.is_local:
+        _check_age(attempt)
+    begun = time.monotonic() if info.attempt == 1 else None
+    if begun is not None:
+        count_begin(attempt)
+    kind = LocalAttempt if info.is_local else Attempt
+    try:
+        result = await kind(worker, attempt, executor, waits_for).run()
+    except BaseException as error:
+        _count_end(attempt, begun, *outcome_of(error, activity.cancellation_details()))
+        raise
+    _count_end(attempt, begun, "succeeded", "")
+    return result
+
+
+def count_begin(attempt: AttemptInput) -> None:
+    """Count an attempt that begins."""
+    ATTEMPTS_STARTED.add(attempt.role, which_try(attempt))
+    if attempt.shard:
+        SHARDS_STARTED.add(attempt.role)
+
+
+def which_try(attempt: AttemptInput) -> str:
+    """Return whether an attempt is the first one of its node, a retry, or the first one after a reset of the node.
+
+    The epochs of shards show no retry: those of one node run at the same time.
+    """
+    later = attempt.failures > 0 or (attempt.parallel == 1 and attempt.epoch > attempt.first_epoch + 1)
+    return "retry" if later else "rerun" if attempt.first_epoch else "first"
+
+
+def _count_end(attempt: AttemptInput, begun: float | None, outcome: str, reason: str) -> None:
+    """Count the end of an attempt. `begun` is None for one that was lost in an earlier try."""
+    ATTEMPTS_ENDED.add(attempt.role, outcome, reason)
+    if outcome == _FENCED and reason:
+        FENCED_WRITES.add(attempt.role)
+    if begun is not None:
+        ATTEMPT_TIME.observe(time.monotonic() - begun, attempt.role, outcome)
+
+
+def outcome_of(error: BaseException, details: activity.ActivityCancellationDetails | None) -> tuple[str, str]:
+    """Return outcome and reason, for metrics, of an attempt that has ended with an error.
+
+    One that Temporal no longer knows, because it was lost or its task was terminated, counts as fenced.
+    """
+    if isinstance(error, ApplicationError):
+        kind = error.details[0]["kind"] if error.details else FailureKind.HANDOVER
+        return FailureKind(kind).outcome, error.type or ""
+    if not isinstance(error, asyncio.CancelledError):
+        return FailureKind.FAILURE.outcome, reason_codes.UNEXPECTED_ERROR
+    if details is not None and (details.not_found or details.timed_out):
+        return _FENCED, ""
+    return "cancelled", ""
 
 
 class Attempt:

@@ -90,7 +90,7 @@ PortBase = Annotated[
         min=1,
         max=65_527,
         help="First of nine ports: Temporal, Web UI, MongoDB, Temporal's HTTP API, Kafka, gateway (two), admission, "
-        "page.  "
+        "page. The processes serve their health and metrics on the ports that follow, if they are free.  "
         "[default: 7233, 8233, 27017, any, 9092, 9652, 9653, 9654, 9655]",
     ),
 ]

@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.worker import WorkflowRunner
 
+from flowkit.core.instruments import UPDATES
 from flowkit.models import temporal_names
 
 if TYPE_CHECKING:
@@ -228,6 +229,8 @@ class Activations:
             return first if first is not None else self._run_jobs(activation, [])
         waiting, self._updates = [*self._updates.values()], {}
         both = self._run_jobs(activation, waiting)
+        if not both.HasField("failed"):
+            _count_updates(waiting, both.successful.commands)
         if both.HasField("failed") or first is None:
             return both
         commands = [*first.successful.commands, *both.successful.commands]
@@ -263,6 +266,19 @@ class _NewEvents:
     """When the workflow had run: this engine's monotonic time in seconds."""
     commands: list[_Kind]
     """The commands to which it led, without their inputs, which can be large."""
+
+
+def _count_updates(jobs: Sequence[Any], commands: Sequence[Any]) -> None:
+    """Count the updates of these jobs by the commands to which they led, but not those of a replay."""
+    rejected = {
+        each.update_response.protocol_instance_id
+        for each in commands
+        if each.HasField("update_response") and each.update_response.HasField("rejected")
+    }
+    for update in (job.do_update for job in jobs):
+        if update.run_validator:
+            is_rejected = update.protocol_instance_id in rejected
+            UPDATES.add(update.name, "rejected" if is_rejected else "accepted")
 
 
 def _kind_of(command: Any) -> _Kind:

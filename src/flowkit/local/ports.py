@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOST = "127.0.0.1"
+_HIGHEST = 65_535
 # Below the range that Linux and macOS use for outgoing connections: such a connection could take the
 # port before the server listens on it.
 CANDIDATES = range(20_000, 32_768)
@@ -25,13 +26,16 @@ _reserved: deque[int] = deque()
 """File descriptors of the UDP sockets that reserve ports."""
 
 
-def free_port() -> int:
-    """Return a random free port. No other process receives it from this function while this process runs.
+def free_port(preferred: int | None = None) -> int:
+    """Return the `preferred` port if it is free, otherwise a random free one.
+
+    No other process receives it from this function while this process runs.
 
     The server on the port may start much later, and start again. A process reserves the last 200 ports that it chose.
     """
     first = random.SystemRandom().randrange(len(CANDIDATES))
-    ports = chain(CANDIDATES[first:], CANDIDATES[:first])
+    wanted = [] if preferred is None or preferred > _HIGHEST else [preferred]
+    ports = chain(wanted, CANDIDATES[first:], CANDIDATES[:first])
     return next(port for port in ports if is_free(port) and _reserve(port))
 
 

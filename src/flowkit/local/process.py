@@ -31,7 +31,7 @@ from flowkit.local.errors import (
     translate_write_errors,
 )
 from flowkit.local.install import mentions_full_disk
-from flowkit.local.ports import is_free
+from flowkit.local.ports import HOST, is_free
 from flowkit.local.process_guard import guarded
 from flowkit.local.sources import Program, Source
 
@@ -326,6 +326,8 @@ class FlowkitProcess(ServerProcess):
         self.name = name
         self._arguments = list(arguments)
         self._environment = dict(environment or {})
+        self.health_port: int | None = None
+        """Where it serves its health and its metrics; None if it does not."""
         self.summary = ""
         """What the process reports that it runs, from its ready line; empty until it is ready."""
         super().__init__(folder)
@@ -365,7 +367,12 @@ class FlowkitProcess(ServerProcess):
 
     def environment(self) -> Mapping[str, str]:
         """Return the given variables; output is unbuffered, so that each log line appears at once."""
-        return {"PYTHONUNBUFFERED": "1", **self._environment}
+        health = {"FLOWKIT_HEALTH_HOST": HOST, "FLOWKIT_HEALTH_PORT": str(self.health_port)}
+        return {
+            "PYTHONUNBUFFERED": "1",
+            **self._environment,
+            **(health if self.health_port is not None else {}),
+        }
 
     def is_ready(self) -> bool:
         """Whether the process has logged its ready line since its last start."""

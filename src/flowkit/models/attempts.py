@@ -118,6 +118,19 @@ class FailureKind(StrEnum):
     FENCED = "fenced"
     """A newer attempt has replaced this one, which ends permanently."""
 
+    @property
+    def outcome(self) -> str:
+        """The outcome of the attempt in metrics: failed, lost, handed_over or fenced."""
+        return _OUTCOMES.get(self, "handed_over")
+
+
+_OUTCOMES = {
+    FailureKind.FAILURE: "failed",
+    FailureKind.LOSS: "lost",
+    FailureKind.EPOCH_TAKEN: "fenced",
+    FailureKind.FENCED: "fenced",
+}
+
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptFailure:

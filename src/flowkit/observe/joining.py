@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-LABEL = "process"
+_LABEL = "process"
 
 
 def join(texts: Mapping[str, bytes]) -> bytes:
@@ -15,28 +15,25 @@ def join(texts: Mapping[str, bytes]) -> bytes:
 
     The names need no escapes. The samples of a family stay together, as the format demands.
     """
-    heads: dict[bytes, list[bytes]] = {}
-    samples: dict[bytes, list[bytes]] = {}
+    families: dict[bytes, tuple[list[bytes], list[bytes]]] = {}
     for process, text in texts.items():
-        label = f'{LABEL}="{process}"'.encode()
-        family = b""
-        for line in text.splitlines():
+        label, family = f'{_LABEL}="{process}"'.encode(), b""
+        for line in text.split(b"\n"):
             if line.startswith(b"# "):
                 family = line.split(b" ", 3)[2]
-                head = heads.setdefault(family, [])
-                if line not in head and len(head) < 2:
-                    head.append(line)
-            elif line:
-                samples.setdefault(family, []).append(_labelled(line, label))
-    lines = [line for family in heads for line in (*heads[family], *samples.get(family, ()))]
+            head, samples = families.setdefault(family, ([], []))
+            if not line.startswith(b"#"):
+                samples += [_labelled(line, label)] if line else []
+            elif line not in head:
+                head.append(line)
+    lines = [line for head, samples in families.values() for line in (*head, *samples)]
     return b"".join(line + b"\n" for line in lines)
 
 
 def _labelled(sample: bytes, label: bytes) -> bytes:
     """Return a sample with one more label. The name of a sample contains neither spaces nor braces."""
-    head, space, value = sample.partition(b" ")
-    name, brace, _ = head.partition(b"{")
-    if not brace:
+    name, brace, rest = sample.partition(b"{")
+    if not brace or b" " in name:
+        name, space, value = sample.partition(b" ")
         return name + b"{" + label + b"}" + space + value
-    rest = sample[len(name) + 1 :]
     return name + b"{" + label + (b"" if rest.startswith(b"}") else b",") + rest

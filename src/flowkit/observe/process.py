@@ -5,6 +5,8 @@ from __future__ import annotations
 import http.client
 import logging
 import os
+import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,6 +45,10 @@ class MeasuredProcess:
         self._registry.register(recorder)
         ProcessCollector(registry=self._registry)
         self._sdk_port: int | None = None
+        self._rendering = threading.Lock()
+        self._rendered_at = float("-inf")
+        """When the latest text was begun, by the monotonic clock."""
+        self._text = b""
 
     @classmethod
     def start(cls, kind: str, queue: str) -> MeasuredProcess:
@@ -79,10 +85,18 @@ class MeasuredProcess:
         return Runtime(telemetry=TelemetryConfig(logging=logs))
 
     def render(self, health: Mapping[str, Any] | None = None) -> bytes:
-        """Return all metrics in Prometheus' text format. `health` is that of the process, as JSON values."""
-        registry = CollectorRegistry()
-        registry.register(_Condition(self._info, health))
-        return generate_latest(registry) + generate_latest(self._registry) + self._read_sdk()
+        """Return all metrics in Prometheus' text format. `health` is that of the process, as JSON values.
+
+        Calls that come while another one is in progress share the next text, so that many readers cost as much as one.
+        """
+        asked_at = time.monotonic()
+        with self._rendering:
+            if self._rendered_at < asked_at:
+                self._rendered_at = time.monotonic()
+                registry = CollectorRegistry()
+                registry.register(_Condition(self._info, health))
+                self._text = generate_latest(registry) + generate_latest(self._registry) + self._read_sdk()
+            return self._text
 
     def _read_sdk(self) -> bytes:
         if self._sdk_port is None:

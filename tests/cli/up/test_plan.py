@@ -65,7 +65,7 @@ def test_external_accepts_only_roles_and_each_of_them_once(names: list[str]) -> 
 
 def test_consecutive_ports_follow_from_the_base() -> None:
     base, default = (replace(Ports.from_base(each), products={}) for each in (5000, None))
-    assert base == Ports(temporal=5000, ui=5001, mongo=5002, temporal_http=5003, kafka=5004)
+    assert base == Ports(temporal=5000, ui=5001, mongo=5002, temporal_http=5003, kafka=5004, health=5009)
     assert default == Ports(temporal=7233, ui=8233, mongo=27017, temporal_http=None, kafka=9092)
 
 
@@ -78,3 +78,9 @@ def test_only_without_engine_and_bridge_says_that_no_bridge_starts() -> None:
     assert plan("bridge").notes == []
     with pytest.raises(ConfigError, match="a bridge needs roles"):
         make_plan(UpOptions(only=("bridge",)), {})
+
+
+def test_each_process_has_a_documented_port_for_its_health_and_metrics() -> None:
+    names = ("engine", "bridge", "gateway", "admission", "page", "worker-1", "worker-3", "other")
+    ports = [Ports.from_base(None).health_port(name) for name in names]
+    assert ports == [9656, 9657, 9658, 9659, 9660, 9661, 9663, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import shutil
@@ -72,6 +73,10 @@ def test_it_runs_tasks_and_keeps_their_data(tmp_path: Path, up: Callable[..., Up
     assert first.wait_for_line("page: ") == f"page: http://127.0.0.1:{base + 8}/"
     run_task(first, file)
     assert first.wait_for_line("task ").endswith((" queued", " running", " finished"))
+    engine, worker = (read_metrics(base + offset) for offset in (9, 14))
+    assert 'flowkit_tasks_closed_total{status="finished"} 1.0' in engine
+    assert 'flowkit_attempts_ended_total{outcome="succeeded",reason="",role="shop"} 1.0' in worker
+    assert "temporal_request_total{" in engine
     processes = process_tree(first, 11)  # itself, and a guard and a process for each of five
 
     assert first.stop(signal.SIGINT) == 0
@@ -84,6 +89,16 @@ def test_it_runs_tasks_and_keeps_their_data(tmp_path: Path, up: Callable[..., Up
     again.exports()
     assert [task["name"] for task in listed_tasks(again.run_command("list", "--json"))] == ["shopping"]
     assert again.stop() == 0
+
+
+def read_metrics(port: int) -> str:
+    """Return the metrics of a process."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", "/metrics")
+    try:
+        return connection.getresponse().read().decode()
+    finally:
+        connection.close()
 
 
 POOL = """

@@ -106,10 +106,13 @@ class UpProcess:
 
 
 def free_port_base() -> int:
-    """Return the first of nine consecutive free ports."""
-    start = int.from_bytes(os.urandom(4)) % (len(CANDIDATES) - 9)
-    bases: Iterator[int] = iter([*CANDIDATES[start:-9], *CANDIDATES[:start]])
-    return next(base for base in bases if all(is_free(port) for port in range(base, base + 9)))
+    """Return the first of as many consecutive free ports as `flowkit up` with one worker uses."""
+    start = int.from_bytes(os.urandom(4)) % (len(CANDIDATES) - _PORTS)
+    bases: Iterator[int] = iter([*CANDIDATES[start:-_PORTS], *CANDIDATES[:start]])
+    return next(base for base in bases if all(is_free(port) for port in range(base, base + _PORTS)))
+
+
+_PORTS = 15
 
 
 def environment_without_servers(folder: Path) -> dict[str, str]:

@@ -12,7 +12,7 @@ from flowkit.core import instruments
 from flowkit.testing.external import EachBatch, Final, Misbehavior, Result
 from flowkit.testing.external.handlers import scripted
 from tests.integration.harness import eventually, node
-from tests.measured import measuring
+from tests.unit.measured import measuring
 
 pytestmark = pytest.mark.server
 
@@ -62,20 +62,20 @@ async def test_work_of_a_bridge_is_measured_by_role(external: ExternalTasks) -> 
         assert (await external.result(task_id)).status == "finished"
         await external.until_reported(task_id, "extract")
         role, other = external.role, external.other_role
-        assert measured.counts[instruments.DISPATCHES] == {(role,): 1}
-        kinds = {kind: count for (_, kind), count in measured.counts[instruments.BRIDGE_EVENTS].items()}
+        assert measured.counted(instruments.DISPATCHES) == {(role,): 1}
+        kinds = {kind: count for (_, kind), count in measured.counted(instruments.BRIDGE_EVENTS).items()}
         assert (kinds["TASK_ACCEPTED"], kinds["BATCH_OK"], kinds["TASK_DONE"]) == (1, 3, 1)
-        assert measured.counts[instruments.MALFORMED] == {(malformed,): 1}
-        [waited_sec] = measured.values[instruments.NODE_WAIT][role,]
+        assert measured.counted(instruments.MALFORMED) == {(malformed,): 1}
+        [waited_sec] = measured.observed(instruments.NODE_WAIT)[role,]
         assert 0 <= waited_sec < 60
 
         async def is_idle() -> bool:
             gauges = (instruments.BRIDGE_ATTEMPTS, instruments.BRIDGE_QUEUED, instruments.BRIDGE_LAG)
-            return all(measured.states[gauge] == {(role,): 0, (other,): 0} for gauge in gauges)
+            return all(measured.shown(gauge) == {(role,): 0, (other,): 0} for gauge in gauges)
 
         await eventually(is_idle)
         await external.coordinator.stop()
-        assert measured.states[instruments.BRIDGE_ATTEMPTS] == {}
+        assert measured.shown(instruments.BRIDGE_ATTEMPTS) == {}
 
 
 async def test_external_node_pulls_from_external_and_native_nodes(external: ExternalTasks) -> None:

@@ -118,7 +118,8 @@ def create_rows(plan: UpPlan, processes: Processes) -> list[tuple[ProcessRow, Se
         rows.append(_create_row("mongo", processes.exports["MONGO_URL"], processes.mongo))
     if plan.uses_kafka:
         rows.append(_create_row("kafka", processes.exports["KAFKA_BOOTSTRAP_SERVERS"], processes.kafka))
-    addresses = _list_addresses(plan)
+    addresses = {each.name: f"http://127.0.0.1:{each.health_port}/metrics" for each in processes.flowkit}
+    addresses |= _list_addresses(plan)
     return rows + [
         (
             ProcessRow(name=each.name, address=addresses.get(each.name, ""), detail=_shorten_summary(each)),

@@ -41,6 +41,11 @@ class UpPart(StrEnum):
     WORKER = "worker"
 
 
+_HEALTH_PORTS = ("engine", "bridge", "gateway", "admission", "page", "worker-1")
+"""The processes in the order of the ports of their health and metrics. Further workers follow."""
+_FIRST_HEALTH_PORT, _HEALTH_OFFSET = 9656, 9
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ports:
     """Ports of the servers."""
@@ -53,6 +58,18 @@ class Ports:
     kafka: int = 9092
     products: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Of the processes of products, by name."""
+    health: int = _FIRST_HEALTH_PORT
+    """The first one for health and metrics."""
+
+    def health_port(self, process: str) -> int | None:
+        """Return the port of the health and the metrics of a process; None for any free port.
+
+        `process` is its name, such as `engine` or `worker-2`.
+        """
+        name, _, number = process.partition("-")
+        if name == UpPart.WORKER:
+            return self.health + len(_HEALTH_PORTS) - 2 + int(number)
+        return self.health + _HEALTH_PORTS.index(name) if name in _HEALTH_PORTS else None
 
     @classmethod
     def from_base(cls, base: int | None) -> Ports:
@@ -67,6 +84,7 @@ class Ports:
             temporal_http=base + 3,
             kafka=base + 4,
             products=of_products,
+            health=base + _HEALTH_OFFSET,
         )
 
 

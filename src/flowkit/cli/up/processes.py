@@ -14,6 +14,7 @@ from flowkit.local import process as flowkit_process
 from flowkit.local.data_folder import write_private
 from flowkit.local.kafka import Kafka
 from flowkit.local.mongo import MongoServer
+from flowkit.local.ports import free_port
 from flowkit.local.process import FlowkitProcess
 from flowkit.local.temporal import TemporalServer
 
@@ -98,6 +99,8 @@ def create_processes(plan: UpPlan, folder: Path) -> Processes:
             options=[*verbose, *slots, *worker_config],
             environment=processes.exports,
         )
+    for each in processes.flowkit:
+        each.health_port = free_port(plan.ports.health_port(each.name))
     return processes
 
 
