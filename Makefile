@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 JOBS ?= 2
-TEST_JOBS ?= 8
+TEST_JOBS ?= 10
 QUICK_JOBS ?= 4
 SOURCE ?=
 MINUTES ?= 1
@@ -27,7 +27,7 @@ SITE := $(BIN)/sphinx-build --quiet --fail-on-warning --doctree-dir build/doctre
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup servers check lint types site quick bytecode docs test test-contract large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
+.PHONY: help setup servers check lint types site quick docs test test-contract large chaos fuzz nightly house demo interop bench bench-load bench-items histories screenshots wheel clean
 
 help: ## List the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,10 +61,6 @@ site: $(INSTALLED)
 
 quick: $(INSTALLED)
 	$(BIN)/pytest -q -n $(QUICK_JOBS) -m "not server and not slow and not nightly"
-
-# The test processes of a run begin together, and without this, each of them would compile all tests on a clean clone.
-bytecode: $(INSTALLED)
-	@report=$$($(BIN)/pytest -q --collect-only -m "not nightly") || { echo "$$report" | tail -n 60; exit 1; }
 
 docs: $(INSTALLED) ## Build the documentation as a site: build/docs/index.html.
 	@$(SITE)

@@ -14,6 +14,7 @@ from hypothesis import settings
 from flowkit.local import Stack, ports
 from flowkit.text import clean
 from tests import mongo_table
+from tests.fork_server import TEST_PROCESS, ForkServer, fork_server
 from tests.kafka_server import kafka
 from tests.run_order import arranged
 from tests.servers import SharedServers, started_by
@@ -29,6 +30,7 @@ __all__ = ["kafka"]
 settings.register_profile("flowkit", deadline=None, derandomize=not THOROUGH, print_blob=True)
 settings.load_profile("flowkit")
 
+COLLECTED = pytest.StashKey[ForkServer]()
 OWNED = pytest.StashKey[SharedServers]()
 URL = "flowkit_servers"
 
@@ -40,7 +42,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     os.environ.setdefault("FLOWKIT_SERVERS", "path,cache,download")
     _choose_own_ports()
-    mongo_table.start_collecting()
+    if not config.option.collectonly:
+        mongo_table.start_collecting()
     config.stash[OWNED] = SharedServers()
     gc.disable()
 
@@ -70,6 +73,19 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
     gc.set_threshold(10_000, 20, 50)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Let pytest-xdist start its test processes as forks of one that has collected the tests.
+
+    Not for `--cov`, which would miss the lines that run in imports.
+    """
+    os.environ.update(fork_server().variables)
+    if not config.getoption("cov_source", None):
+        config.stash[COLLECTED] = ForkServer(tests=config.args)
+        for spec in specs:
+            spec.python = config.stash[COLLECTED].command(TEST_PROCESS)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,4 +1,4 @@
-"""Run the command `python -P -m flowkit …` as a fork of the tests' fork server, or as it is where there is none.
+"""Run the command `python -P -m module …` as a fork of the tests' fork server, or as it is where there is none.
 
 Runs as a script before the command, in Python without site packages, which starts in milliseconds. The exit code is
 that of the program, and signals pass to it. If this process is killed, the program is killed, too.
@@ -28,7 +28,7 @@ def main() -> NoReturn:
     early: list[int] = []
     for number in _PASSED_ON:
         signal.signal(number, lambda signalled, _: early.append(signalled))
-    with _request(path, command[4:]) as report, report.makefile(encoding="utf-8") as lines:
+    with _request(path, command[3], command[4:]) as report, report.makefile(encoding="utf-8") as lines:
         program = int(lines.readline())
 
         def pass_on(number: int, _: FrameType | None) -> None:
@@ -49,13 +49,13 @@ def main() -> NoReturn:
     os._exit(code)
 
 
-def _request(path: str, arguments: list[str]) -> socket.socket:
+def _request(path: str, module: str, arguments: list[str]) -> socket.socket:
     """Ask for the program; return the socket that reports its process id and then its exit code."""
     request = {
         "arguments": arguments,
         "folder": os.getcwd(),
         "env": dict(os.environ),
-        "module": "flowkit",
+        "module": module,
         "tied": True,
     }
     text = json.dumps(request).encode()

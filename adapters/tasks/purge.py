@@ -9,7 +9,7 @@ from pymongo import ASCENDING
 from flowkit.adapters.mongo import Database, durable, moment, translate_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
     from flowkit.core.utils import Fields
 
@@ -75,28 +75,34 @@ class Purge:
 
     @translate_errors
     async def schedules(self) -> list[str]:
-        """Return the schedules that have stored a graph before the given time. It is used while they exist."""
+        """Return the schedules that have stored a graph before the given time."""
         of_schedules = {**self._before, "part": 0, "schedule_id": {"$ne": None}}
         found = self._db.stored_graphs.find(of_schedules, {"schedule_id": 1})
         return sorted({row["schedule_id"] async for row in found})
 
     @translate_errors
-    async def count_graphs(self, schedule_ids: Sequence[str]) -> int:
-        """Return the number of rows with graphs that these schedules have stored before the given time."""
-        stored = {**self._before, "schedule_id": {"$in": list(schedule_ids)}}
-        found: int = await self._db.stored_graphs.count_documents(stored)
+    async def count_graphs(self, kept: Mapping[str, str]) -> int:
+        """Return the number of rows with graphs that schedules have stored before the given time.
+
+        `kept` has the id of the graph that each of the schedules uses now, which does not count; an empty text if it
+        uses none.
+        """
+        found: int = await self._db.stored_graphs.count_documents(self._graphs_filter(kept))
         return found
 
     @translate_errors
-    async def remove_graphs(self, schedule_ids: Sequence[str]) -> int:
+    async def remove_graphs(self, kept: Mapping[str, str]) -> int:
         """Delete what `count_graphs` counts, and return the number of rows.
 
-        A schedule that is created again meanwhile has stored its graph now.
+        A schedule that is created again or changed meanwhile has stored its graph now.
         """
-        stored = {**self._before, "schedule_id": {"$in": list(schedule_ids)}}
-        gone = await self._db.stored_graphs.delete_many(stored)
+        gone = await self._db.stored_graphs.delete_many(self._graphs_filter(kept))
         removed: int = gone.deleted_count
         return removed
+
+    def _graphs_filter(self, kept: Mapping[str, str]) -> Fields:
+        others = [{"schedule_id": name, "graph_id": {"$ne": graph_id}} for name, graph_id in kept.items()]
+        return {**self._before, "$or": others}
 
     @translate_errors
     async def count(self, task_ids: Sequence[str]) -> dict[str, int]:

@@ -23,16 +23,25 @@ from flowkit.adapters.mongo import (
     translate_errors,
 )
 from flowkit.adapters.shards import ShardProgress, ShardStore
-from flowkit.adapters.tasks.fields import INPUT_DIGEST, PINNED, WAITS_FOR, WIRING, nodes_of, read_pins
+from flowkit.adapters.tasks.fields import (
+    INPUT_DIGEST,
+    PINNED,
+    SCHEDULED_AT,
+    WAITS_FOR,
+    WIRING,
+    nodes_of,
+    read_pins,
+)
 from flowkit.adapters.tasks.reset import read_first_epochs
 from flowkit.graph.input_adapters import PULL, replace_alias
+from flowkit.graph.scheduled import format_nominal
 from flowkit.graph.validation import parents_by_node
 from flowkit.models import OPEN_TASK_STATUSES, FailureKind, NodeStatus
 from flowkit.protocol.messages import EventKind
 from flowkit.validation.arguments import require, task_id_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
 _SUMMARY = {
     "_id": 0,
@@ -45,6 +54,9 @@ _SUMMARY = {
     "graph.name": 1,
 }
 
+
+_TIMED = {"_id": 0, "id": 1, SCHEDULED_AT: 1, "status": 1, "reason": 1}
+_NOMINAL_CHARS = len("-2026-11-26T02:00:00Z")
 
 _MARK = {"updated_at": 1, "last_event_recv_ms": 1, "status": 1, "run_seq": 1}
 
@@ -100,6 +112,18 @@ _RERUN = {
     "finished_at": 1,
     "coordinator.cancelled": 1,
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TimedTask:
+    """A task that has a nominal time."""
+
+    task_id: str
+    at: datetime
+    """The nominal time, in UTC."""
+    status: str
+    reason: str | None
+    """Why it has failed, or was cancelled."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,6 +264,28 @@ class TaskQueries:
             wanted["$or"] = [{"params.pipeline_name": name}, by_graph]
         found = self._db.tasks.find(wanted, _SUMMARY).sort("started_at", DESCENDING).skip(skip).limit(limit)
         return [document async for document in found]
+
+    @translate_errors
+    async def timed_tasks(
+        self, spans: Mapping[str, tuple[datetime, datetime]], most: int
+    ) -> dict[str, list[TimedTask]]:
+        """Return by name the tasks of schedules whose nominal time is within a span, both ends included.
+
+        Return at least the latest `most` of each. Ids of tasks end with the nominal time, so the index of ids has them
+        in its order.
+        """
+        ids = [_ids_within(name, *span) for name, span in spans.items()]
+        enough = 2 * most * len(ids)
+        rows = [row async for row in self._db.tasks.find({"$or": ids}, _TIMED).limit(enough)] if ids else []
+        if ids and len(rows) == enough:
+            found = [self._db.tasks.find(each, _TIMED).sort("id", DESCENDING).limit(most) for each in ids]
+            rows = [row for each in found async for row in each]
+        tasks: dict[str, list[TimedTask]] = {name: [] for name in spans}
+        for row in rows:
+            name, end = row["id"][:-_NOMINAL_CHARS], row["id"][-_NOMINAL_CHARS:]
+            if name in tasks and end == f"-{row.get(SCHEDULED_AT)}":
+                tasks[name].append(_timed_task(row))
+        return tasks
 
     @translate_errors
     async def document(self, task_id: str) -> dict[str, Any] | None:
@@ -449,6 +495,20 @@ class TaskQueries:
     async def _counted(self, collection: Any, match: dict[str, Any], by: str) -> dict[str, int]:
         rows = await aggregated(collection, [match, {"$group": {"_id": by, "count": {"$sum": 1}}}])
         return {row["_id"]: row["count"] for row in rows}
+
+
+def _ids_within(name: str, first: datetime, last: datetime) -> dict[str, Any]:
+    return {"id": {"$gte": f"{name}-{format_nominal(first)}", "$lte": f"{name}-{format_nominal(last)}"}}
+
+
+def _timed_task(row: dict[str, Any]) -> TimedTask:
+    reason = row.get("reason")
+    return TimedTask(
+        task_id=row["id"],
+        at=datetime.fromisoformat(row[SCHEDULED_AT]),
+        status=str(row.get("status")),
+        reason=reason if isinstance(reason, str) else None,
+    )
 
 
 def _stored_result(row: dict[str, Any]) -> StoredResult:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from motor.motor_asyncio import AsyncIOMotorClient
 from playwright.async_api import expect
+from temporalio.client import ScheduleBackfill, ScheduleOverlapPolicy
 
 from flowkit import Coordinator, CoordinatorConfig, WorkerConfig
 from flowkit.adapters.tasks.store import TaskStore
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
     from pathlib import Path
 
+    from temporalio.client import Client
+
+    from flowkit.schedules import ScheduleOptions, Schedules
     from flowkit.worker.handlers.base import RunContext
 
 TASK = "daily-orders-2026-11-30"
@@ -31,6 +36,18 @@ QUEUE = "orders"
 ENRICHED = 14
 """Number of batches after which the pictures are taken."""
 _SIZE = (1400, 760)
+_CLIP: Any = {"x": 0, "y": 0, "width": _SIZE[0], "height": 400}
+_NIGHTS = 120
+"""Number of past tasks of schedules that have finished when the picture is taken."""
+_SCHEDULES: list[tuple[str, ScheduleOptions, timedelta]] = [
+    (
+        "daily-orders",
+        {"cron": "0 2 * * *", "timezone": "Europe/Berlin", "overlap": "allow"},
+        timedelta(days=60),
+    ),
+    ("exchange-rates", {"every": "1h", "overlap": "allow"}, timedelta(hours=60)),
+    ("monthly-report", {"cron": "@monthly", "overlap": "allow"}, timedelta(days=700)),
+]
 
 
 class _Work(RoleHandler):
@@ -100,6 +117,7 @@ async def _running(mongo_url: str, web_ui: str) -> AsyncIterator[tuple[str, Call
     try:
         for each in (engine, worker, page):
             await each.start()
+        await _start_nights(client, await engine.schedules())
         await engine.create_task(params={"day": "2026-11-30"}, graph=_graph(), task_id=TASK)
 
         async def is_enriched() -> bool:
@@ -118,6 +136,18 @@ async def _running(mongo_url: str, web_ui: str) -> AsyncIterator[tuple[str, Call
         mongo.close()
 
 
+async def _start_nights(client: Client, schedules: Schedules) -> None:
+    """Create schedules, and start the tasks of past times, of which some fail."""
+    fails = {"$cel": "task.scheduled_at.contains('-13T') || task.scheduled_at.contains('-17T08')"}
+    graph = {"nodes": [_node("report", "report", sec=0.1, fails=fails)]}
+    for name, options, past in _SCHEDULES:
+        await schedules.create(name, graph=graph, **options)
+        end = datetime.now(UTC)
+        backfill = ScheduleBackfill(end - past, end, overlap=ScheduleOverlapPolicy.ALLOW_ALL)
+        await client.get_schedule_handle(name).backfill(backfill)
+    await schedules.pause(_SCHEDULES[-1][0], note="the year is closed")
+
+
 async def page_pictures(mongo_url: str, web_ui: str, folder: Path) -> None:
     """Save the pictures of docs/ui.md to `folder`."""
     async with _running(mongo_url, web_ui) as (address, end), open_page() as page:
@@ -131,6 +161,11 @@ async def page_pictures(mongo_url: str, web_ui: str, folder: Path) -> None:
             await expect(page.locator(".actions button").first).to_be_visible()
             await page.screenshot(path=folder / f"ui-{name}.png", animations="disabled")
 
+        await page.goto(f"{address}?view=schedules")
+        await expect(page.locator(".squares .finished").nth(_NIGHTS)).to_be_visible()
+        await expect(page.locator(".squares .started, .squares .running")).to_have_count(0)
+        await page.locator("a.square.failed").first.focus()
+        await page.screenshot(path=folder / "ui-schedules.png", animations="disabled", clip=_CLIP)
         await take("graph", "g.node.selected .state", node="enrich_orders")
         await take("timeline", ".timeline-row", node="exchange_rates", view="timeline")
         await end()

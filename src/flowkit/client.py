@@ -95,6 +95,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
+    from flowkit.adapters.tasks.queries import TimedTask
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.graph.contracts import DataEdge
     from flowkit.models import Graph
@@ -423,6 +424,12 @@ class TaskClient:
         if None in parts:
             return None
         return await asyncio.to_thread(unpack_task, b"".join(part for part in parts if part is not None))
+
+    async def timed_tasks(
+        self, spans: Mapping[str, tuple[datetime, datetime]], most: int
+    ) -> dict[str, list[TimedTask]]:
+        """Return the tasks of schedules, by name, whose nominal time is within a span: at least the latest `most`."""
+        return await self._catalog.timed_tasks(spans, most)
 
     async def submit_task(
         self,

@@ -69,6 +69,9 @@ CONDITIONS_BYTES = 512_000
 SCHEDULE_EXPRESSIONS = 100
 """Largest number of expressions in the params of a schedule."""
 
+SCHEDULE_HISTORY = 500
+"""Most nominal times that one call returns of the history of a schedule."""
+
 CONDITION_VALUES_BYTES = 1_000_000
 """Largest values that one condition reads, together."""
 

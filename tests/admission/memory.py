@@ -213,6 +213,16 @@ class MemoryStore:
         found = await self._call(lambda: [dict(item) for item in self._shared.first(None, limit)])
         return found if with_body else [_without_body(item) for item in found]
 
+    async def waiting_before(
+        self, places: Mapping[str | None, tuple[int, int]], *, known: Collection[str]
+    ) -> list[Fields]:
+        def make() -> list[Fields]:
+            waiting = (item for item in self._shared.of(State.QUEUED) if item["lane"] in places)
+            earlier = (each for each in waiting if (each["rank"], each["seq"]) < places[each["lane"]])
+            return [dict(item) for item in earlier if item["_id"] not in known]
+
+        return await self._call(make)
+
     async def count_before(self, item: Fields) -> int:
         def make() -> int:
             key = (item["rank"], item["seq"])

@@ -10,12 +10,15 @@ import pytest
 from flowkit.admission.models import Door, Kind, Limits, Override, Report, Request, State
 from flowkit.admission.queue import LIMITS_SEC, AdmissionQueue
 from flowkit.admission.store import AdmissionStore
+from flowkit.models.admission import Priority
 from flowkit.testing import memory_database
 from tests.admission.memory import MemoryStore, Shared
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Collection, Iterable, Sequence
     from typing import Self
+
+    from flowkit.admission.store import Hold
 
 
 class Clock:
@@ -153,6 +156,70 @@ async def test_a_request_that_ends_while_it_is_next_leaves_its_turn_to_the_one_a
     await play.end(["a0"])
     await play.queue.cancel("a1", reason="test", by="me")
     assert await play.dispatch(2) == ["a2"]
+
+
+class EndsBeforeItCounts(MemoryStore):
+    """A store in which requests end after a process has read what is ready, and before it reads what is active."""
+
+    ends: Sequence[str] = ()
+
+    async def active_counts(self, holders: Collection[str]) -> dict[str, int]:
+        """Let the requests end at another process, which wakes the next ones."""
+        ended, self.ends = self.ends, ()
+        if ended:
+            other: Any = MemoryStore(self._shared)
+            queue = AdmissionQueue(other, clock=lambda: 1_000.0, new_id=lambda: "other")
+            await asyncio.gather(*(queue.report(id, Report(state=State.COMPLETED)) for id in ended))
+        return await super().active_counts(holders)
+
+
+@pytest.mark.parametrize("holder", ["user", "tenant"])
+async def test_a_request_that_is_woken_during_a_dispatch_starts_before_a_later_one(holder: str) -> None:
+    own = {"default": Override(max_active=1)} if holder == "tenant" else {}
+    play = Play(Limits(max_active=9, max_active_per_user=None if own else 1, tenants=own))
+    await play.submit("a1", "a2")
+    assert await play.dispatch(2) == ["a1"]
+    await play.submit("a3")
+    play.queue = play.new_process(EndsBeforeItCounts)
+    store: Any = play.queue.store
+    store.ends = ["a1"]
+    assert await play.dispatch() == ["a2"]
+    assert await play.dispatch() == []
+
+
+@on_both_stores
+async def test_what_waits_before_a_place_is_found_where_it_waits(kind: type[Play]) -> None:
+    play = await kind(Limits(max_active=1, max_active_per_user=1)).prepared()
+    await play.submit("a1", "a2", "a3", "b1", "b2", "c1")
+    assert await play.dispatch(2) == ["a1"]
+    store, rank = play.queue.store, Priority.NORMAL.rank
+    await store.park("u/default/a", keep=[])
+    found = await store.waiting_before({"u/default/a": (rank, 3), None: (rank, 6)}, known=["b1"])
+    assert {item["_id"] for item in found} == {"a2", "b2"}
+    assert not await store.waiting_before({"u/default/a": (rank, 2), None: (rank - 1, 6)}, known=())
+
+
+class RefusesTheFirst(MemoryStore):
+    """A store in which the first entry of a user does not fit, and the user has room for the next one."""
+
+    refuses = False
+
+    async def hold(self, holds: Sequence[Hold]) -> list[bool]:
+        """Add the entries, but for the first one."""
+        if not self.refuses or holds[0].list != "active":
+            return await super().hold(holds)
+        return [False, *await super().hold(holds[1:])]
+
+
+async def test_a_request_does_not_start_if_an_earlier_one_of_its_user_got_no_room_with_it() -> None:
+    play = Play(Limits(max_active=9, max_active_per_user=2))
+    play.queue = play.new_process(RefusesTheFirst)
+    store: Any = play.queue.store
+    await play.submit("a1", "a2", "b1")
+    store.refuses = True
+    assert await play.dispatch() == ["b1"]
+    store.refuses = False
+    assert await play.dispatch() == ["a1", "a2"]
 
 
 # --- new limits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from flowkit.models.temporal_names import SEARCH_ATTRIBUTES
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 DYNAMIC_CONFIG_FILE = ROOT / "deploy/temporal/dynamicconfig.yaml"
+OBSERVABILITY = ROOT / "deploy/observability"
 LINKS = ("activities", "adapters", "bridge", "workflows")
 
 
@@ -94,6 +96,39 @@ def test_kafka_is_the_version_of_the_local_broker_with_its_settings() -> None:
     assert {key: value for key, value in environment.items() if key in shared} == {
         key: value for key, value in shared.items() if key in environment
     }
+
+
+def test_images_of_the_profile_for_observability_are_pinned_and_nothing_else_needs_them() -> None:
+    watching = {n: s for n, s in SERVICES.items() if s.get("profiles") == ["observability"]}
+    assert set(watching) == {"prometheus", "grafana"}
+    assert all(re.fullmatch(r".+:v?\d+\.\d+\.\d+", service["image"]) for service in watching.values())
+    assert [name for name, other, _ in conditions() if other in watching and name not in watching] == []
+
+
+def test_prometheus_reads_the_health_port_of_every_process_of_flowkit() -> None:
+    jobs = {
+        job["job_name"]: job["dns_sd_configs"]
+        for job in loaded(OBSERVABILITY / "prometheus.yml")["scrape_configs"]
+    }
+    lines = (ROOT / "deploy/flowkit.env").read_text(encoding="utf-8").split()
+    [port] = [line.partition("=")[2] for line in lines if line.startswith("FLOWKIT_HEALTH_PORT=")]
+    assert "FLOWKIT_HEALTH_HOST=0.0.0.0" in lines
+    assert {"engine", "worker", "bridge"} < {name.removeprefix("flowkit-") for name in jobs}
+    for name, found in jobs.items():
+        assert found == [{"names": [name.removeprefix("flowkit-")], "type": "A", "port": int(port)}]
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    targets = dict(volume.split(":")[:2] for volume in SERVICES["grafana"]["volumes"])
+    dashboard = targets["./deploy/observability/grafana/dashboards/flowkit.json"]
+    provisioning = OBSERVABILITY / "grafana/provisioning"
+    [provider] = loaded(provisioning / "dashboards/flowkit.yml")["providers"]
+    assert provider["options"]["path"] == str(Path(dashboard).parent)
+    assert SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == dashboard
+    [source] = loaded(provisioning / "datasources/prometheus.yml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    interval = loaded(OBSERVABILITY / "prometheus.yml")["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == interval
 
 
 @pytest.mark.parametrize(("name", "other", "condition"), conditions())

@@ -67,6 +67,7 @@ USERS: Final = (
 MARKS = [REFUSED, DELAYED, BROKEN]
 """Parts of the ids of tasks whose starts fail."""
 DOORS: Final = ("http", "kafka", "python")
+ACCEPTED: Final = "accepted"
 NORMAL: Final = BANDS.index("normal")
 CROWD: Final = 24
 """How many requests a crowd submits at the same time."""
@@ -91,6 +92,11 @@ class Done:
 
     answer: str | None
     tries: int = 1
+
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the act may have an effect once more. A request that was accepted stays so."""
+        return self.tries > 1 and self.answer != ACCEPTED
 
 
 class Rounds:
@@ -162,7 +168,7 @@ class Rounds:
             [act.operation]
             for chain, results in zip(chains, done, strict=True)
             for act, result in zip(chain, results, strict=True)
-            if result.tries > 1 and isinstance(act.operation, Submit)
+            if result.may_repeat and isinstance(act.operation, Submit)
         ]
         flat = [result.answer for results in done for result in results]
         answers = {number: answer for number, answer in enumerate(flat) if answer is not None}
@@ -276,12 +282,13 @@ class Rounds:
     ) -> str:
         entries = sorted(self._queue.entries, key=lambda each: (each.state, each.place))
         lines = [
-            f"{self.site.name}, round {self.number}, {seconds:.1f} s after these operations:",
-            *(f"  {operation}" for chain in chains for operation in chain),
+            f"{self.site.name}, round {self.number}, {seconds:.1f} s after its operations:",
+            *(f"  {each}" for each in problems),
+            f"the answers are {dict(answers)}",
             f"with the limits {vars(self._caps)} and the queue",
             *(f"  {each.place} {each.id} {each.owner} {each.state}" for each in entries),
-            f"the answers are {dict(answers)}",
-            *(f"  {each}" for each in problems),
+            "the operations are",
+            *(f"  {operation}" for chain in chains for operation in chain),
         ]
         return "\n".join(lines)
 
@@ -330,12 +337,13 @@ class Rounds:
             return Done(answer=None, tries=act.times)
         if act.door == "python":
             text, tries = await self.site.submit_by_call(wanted)
-            return Done(answer=text if tries == 1 else None, tries=tries)
+            return Done(answer=text if tries == 1 or text == ACCEPTED else None, tries=tries)
         answer = await self.site.submit(wanted, actor=act.actor)
         if answer.status not in (200, 409, 429):
             self.site.journal.problems.append(f"{wanted} has the answer {answer}")
-        known = "accepted" if answer.status == 200 else "taken" if answer.status == 409 else answer.code
-        return Done(answer=known if answer.tries == 1 else None, tries=answer.tries)
+        known = ACCEPTED if answer.status == 200 else "taken" if answer.status == 409 else answer.code
+        certain = answer.tries == 1 or known == ACCEPTED
+        return Done(answer=known if certain else None, tries=answer.tries)
 
     async def _move(self, operation: Move) -> str | None:
         body = {"priority": BANDS[operation.band]}

@@ -45,7 +45,7 @@ from tests.fuzz.admission_reference import (
     rejection_problem,
     way_after,
 )
-from tests.fuzz.admission_rounds import Rounds
+from tests.fuzz.admission_rounds import Done, Rounds
 from tests.fuzz.admission_site import Site
 from tests.fuzz.budget import ADMISSION_SHARE, MINUTES, chosen_seed, only_in_fuzz, show
 from tests.integration.chaos.cluster import frozen, pid_of
@@ -59,10 +59,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from tests.kafka_server import Broker
+
     from flowkit.admission.kafka import Style
+    from flowkit.local import Stack
 
 server = pytest.mark.server
-Servers = tuple[TemporalServer, MongoServer, Kafka]
 
 SEED: Final = 1
 SESSION_SEC: Final = 5.0
@@ -79,15 +81,41 @@ KINDS: Final = {
 }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Servers:
+    """The servers of a play, whose MongoDB it can freeze."""
+
+    temporal: str
+    mongo: MongoServer
+    kafka: str
+    own: tuple[TemporalServer | Kafka, ...] = ()
+    """Those that it can kill."""
+
+
 @pytest.fixture
-def servers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Servers]:
-    """Servers that only this test uses, so that it can kill them."""
-    made = TemporalServer(tmp_path), stoppable_mongo(tmp_path), Kafka(tmp_path)
-    start_all([*made])
-    yield made
-    stop_all([*made])
+def mongo(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[MongoServer]:
+    """A MongoDB that only this test uses."""
+    with stoppable_mongo(tmp_path) as server:
+        yield server
     if request.session.testsfailed:
         copy_logs(tmp_path)
+
+
+@pytest.fixture
+def servers(mongo: MongoServer, stack: Stack, kafka: Broker) -> Servers:
+    """Temporal and Kafka of the run."""
+    return Servers(temporal=stack.temporal_address, mongo=mongo, kafka=kafka.bootstrap_servers)
+
+
+@pytest.fixture
+def own_servers(mongo: MongoServer, tmp_path: Path) -> Iterator[Servers]:
+    """Servers that only this test uses."""
+    temporal, kafka = TemporalServer(tmp_path), Kafka(tmp_path)
+    start_all([temporal, kafka])
+    yield Servers(
+        temporal=temporal.address, mongo=mongo, kafka=kafka.bootstrap_servers, own=(temporal, kafka)
+    )
+    stop_all([temporal, kafka])
 
 
 @dataclass
@@ -100,14 +128,14 @@ class Play:
 
     async def run(self, seed: int, kinds: Sequence[str]) -> dict[str, int]:
         """Play rounds of these kinds. Return what has happened how often. Raise AssertionError if anything is wrong."""
-        temporal, mongo, kafka = self.servers
-        self.monkeypatch.setenv("TEMPORAL_ADDRESS", temporal.address)
-        self.monkeypatch.setenv("MONGO_URL", mongo.url)
-        harnesses = [Harness(temporal=temporal.address, mongo=mongo.url) for _ in range(2)]
+        temporal, mongo = self.servers.temporal, self.servers.mongo.url
+        self.monkeypatch.setenv("TEMPORAL_ADDRESS", temporal)
+        self.monkeypatch.setenv("MONGO_URL", mongo)
+        harnesses = [Harness(temporal=temporal, mongo=mongo) for _ in range(2)]
         names = f"a{seed}", f"b{seed}"
         styles: tuple[Style, ...] = ("per_type", "shared")
         sites = [
-            Site(name, harness, self.folder, kafka.bootstrap_servers, style=style, session_sec=SESSION_SEC)
+            Site(name, harness, self.folder, self.servers.kafka, style=style, session_sec=SESSION_SEC)
             for name, harness, style in zip(names, harnesses, styles, strict=True)
         ]
         try:
@@ -157,13 +185,12 @@ class Play:
             case "engine":
                 return partial(self._kill, [site.engine for site in sites], pause)
             case "freeze":
-                return partial(frozen, away, partial(os.kill, pid_of(self.servers[1].port)))
+                return partial(frozen, away, partial(os.kill, pid_of(self.servers.mongo.port)))
             case "pause":
                 victims = [chance.choice(site.dispatchers) for site in sites]
                 return partial(self._freeze, victims, SESSION_SEC + away)
             case "servers":
-                some: list[TemporalServer | Kafka] = [self.servers[0], self.servers[2]]
-                return partial(self._restart, chance.choice(some), away)
+                return partial(self._restart, chance.choice(self.servers.own), away)
         return None
 
     async def _kill(self, processes: Sequence[Any], pause: float) -> None:
@@ -182,8 +209,14 @@ class Play:
 
 @pytest.fixture
 def play(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Plays rounds on servers of its own."""
+    """Plays rounds without restarts of Temporal and Kafka."""
     return Play(servers, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def any_play(own_servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
+    """Plays all rounds."""
+    return Play(own_servers, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow(40)
@@ -199,15 +232,26 @@ async def test_each_round_ends_as_documented_while_processes_are_killed_and_mong
 @server
 @only_in_fuzz
 @pytest.mark.timeout(MINUTES * 60 * 8 + 600)
-async def test_new_rounds_end_as_documented_each_time(play: Play, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_new_rounds_end_as_documented_each_time(
+    any_play: Play, capsys: pytest.CaptureFixture[str]
+) -> None:
     seed, played = chosen_seed(), 0
     show(capsys, f"admission against its reference, seed {seed}; `make fuzz SEED={seed}` repeats the choices")
     end = time.monotonic() + 60 * MINUTES * ADMISSION_SHARE
     while time.monotonic() < end or not played:
         kinds = random.Random(seed + played).choices([*KINDS], [*KINDS.values()], k=30)
-        figures = await play.run(seed + played, ["fill", *kinds])
+        figures = await any_play.run(seed + played, ["fill", *kinds])
         played += 1
         show(capsys, f"admission, seed {seed + played - 1}: {figures}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "tries", "may"), [("accepted", 3, False), (None, 3, True), (None, 1, False)]
+)
+def test_only_a_submission_that_was_not_surely_accepted_may_be_accepted_by_a_late_try(
+    answer: str | None, tries: int, may: bool
+) -> None:
+    assert Done(answer=answer, tries=tries).may_repeat is may
 
 
 # --- the reference ----------------------------------------------------------------------------------------------

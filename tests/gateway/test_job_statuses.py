@@ -255,7 +255,7 @@ async def _await(work: Awaitable[Any]) -> Any:
     return await work
 
 
-@pytest.mark.parametrize("first", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (40, 80))])
+@pytest.mark.parametrize("first", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (40, 80))])
 async def test_a_job_moves_along_the_arrows_whoever_reports_when(first: int) -> None:
     for seed in range(first, first + 40):
         play = Play(seed)

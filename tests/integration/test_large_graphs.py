@@ -241,7 +241,7 @@ async def test_starts_are_held_back_until_a_long_node_allows_a_new_run(
     handlers = {**counters(), "long": long}
     short_runs.settings["hold_starts_events"] = HELD_EVENTS
     await start(short_runs, handlers)
-    nodes = layers(6)
+    nodes = layers(6, width=BETWEEN_BARRIERS)
     begun = time.monotonic()
     task_id = await short_runs.create(node("long", "long"), *nodes)
     await until_only_runs(short_runs, task_id, "long.1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +16,14 @@ from tests.integration.test_server_restarts import frail_servers, own
 
 if TYPE_CHECKING:
     from flowkit.local import MongoServer, TemporalServer
+    from flowkit.schedules import ScheduleView
 
 __all__ = ["frail_servers", "own"]
 
 pytestmark = pytest.mark.server
 
 EVERY = timedelta(seconds=2)
+ONE: dict[str, Any] = {"nodes": [node("a")]}
 GRAPH: dict[str, Any] = {"nodes": [node("a", inline={"at": {"$cel": "task.scheduled_at"}})]}
 
 
@@ -78,4 +80,35 @@ async def test_each_nominal_time_starts_one_task_under_kills(
     assert (view.missed, view.skipped) == (0, 0)
     for each in tasks:
         assert len(await harness.rows(each["id"], "a")) == 1
+    await schedules.delete(name)
+
+
+@pytest.mark.nightly
+async def test_times_that_are_too_old_after_an_outage_are_missed_and_counted(
+    own: tuple[Harness, TemporalServer, MongoServer],
+) -> None:
+    harness, temporal, _ = own
+    await harness.engine()
+    await harness.worker()
+    name, schedules = f"late-{harness.queue}", await harness.coordinator.schedules()
+    await schedules.create(name, graph=ONE, every=EVERY, overlap="allow", catchup="10s")
+    await eventually(lambda: started_tasks(harness, name))
+    down_at = datetime.now(UTC)
+    await asyncio.to_thread(temporal.kill)
+    await wait_seconds(20.0)
+    await asyncio.to_thread(temporal.start)
+
+    async def caught_up() -> ScheduleView | None:
+        view = await schedules.show(name)
+        return view if view.missed and view.runs[0].scheduled_at > datetime.now(UTC) - 2 * EVERY else None
+
+    await eventually(caught_up)
+    [listed] = [each for each in await eventually(schedules.list_schedules) if each.name == name]
+    await schedules.pause(name)
+    times = (await schedules.history([listed]))[name]
+    missed = [each.at for each in times if each.status == "no_task"]
+    view = await schedules.show(name)
+    assert (len(missed), view.skipped) == (view.missed, 0)
+    assert missed == [missed[0] + place * EVERY for place in range(len(missed))]
+    assert missed[0] > down_at - EVERY
     await schedules.delete(name)

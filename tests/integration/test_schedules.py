@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from temporalio.client import ScheduleActionStartWorkflow, ScheduleUpdate
 
 from flowkit import limits
+from flowkit.adapters.tasks.store import TaskStore
 from flowkit.cli.options import Where
 from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
+from flowkit.client import TaskClient
 from flowkit.errors import ConfigError, GraphError
+from flowkit.graph.scheduled import format_nominal
 from flowkit.models import TaskStatus
-from flowkit.schedules import ScheduleDefinition, ScheduleTimes
+from flowkit.schedules import ScheduleDefinition, Schedules, ScheduleTimes
 from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_cancel_terminate_reset import reset
+from tests.integration.test_pause import Gated
 
 if TYPE_CHECKING:
-    from flowkit.schedules import ScheduleOptions, Schedules, ScheduleView
+    from temporalio.client import ScheduleUpdateInput
+
+    from flowkit.schedules import ScheduleOptions, ScheduleView
 
 pytestmark = pytest.mark.server
 
@@ -27,6 +35,7 @@ GRAPH: dict[str, Any] = {
     "nodes": [node("a", "clock", inline={"at": {"$cel": "task.scheduled_at"}})],
     "params_schema": {"properties": {"at": {"type": "string"}}, "required": ["at"]},
 }
+GATED: dict[str, Any] = {"nodes": [node("a", "gated")]}
 AT = {"at": {"$cel": "task.scheduled_at"}}
 
 
@@ -84,6 +93,10 @@ async def test_tasks_have_the_id_and_the_values_of_their_nominal_time_after_a_re
         document = await harness.document(run.task_id)
         assert (document["scheduled_at"], document["params"]) == (nominal, {"at": nominal})
 
+    [listed] = [each for each in await schedules.list_schedules() if each.name == name]
+    history = {each.task_id: each.status for each in (await schedules.history([listed]))[name]}
+    assert history.items() >= {(run.task_id, "finished") for run in view.runs}
+
     task_id, nominal = view.runs[0].task_id, view.runs[0].scheduled_at.strftime("%Y-%m-%dT%H:%M:%SZ")
     await harness.coordinator.rerun(task_id, ["a"])
     assert await seen(harness, task_id) == [[nominal] * 3]
@@ -92,6 +105,7 @@ async def test_tasks_have_the_id_and_the_values_of_their_nominal_time_after_a_re
     assert await seen(harness, task_id) == [[nominal] * 3]
 
     await schedules.delete(name)
+    assert await (await harness.coordinator.schedules()).history([listed]) == {}
     assert (await harness.document(task_id))["scheduled_at"] == nominal
     with pytest.raises(ConfigError, match=f"there is no schedule {name!r}"):
         await schedules.show(name)
@@ -116,9 +130,11 @@ async def test_a_stored_graph_belongs_to_the_schedule_and_each_task_has_a_copy(
     assert (view.times.text, view.task["params"]) == ("0 2 * * * Europe/Berlin", AT)
     assert (await schedules.plan({name: definition(timezone="Europe/Berlin")}))[0].step == "keep"
     assert await purge_all(harness) == 0
-    await schedules.delete(name)
+    await schedules.update(name, params={"at": "x"})
+    assert await harness.db.stored_graphs.count_documents({"schedule_id": name}) == 2
     assert await purge_all(harness) == 1
-    assert await harness.db.stored_graphs.count_documents({}) == 2
+    await schedules.delete(name)
+    assert await purge_all(harness) == 2
 
 
 async def purge_all(harness: Harness) -> int:
@@ -177,6 +193,12 @@ async def test_tasks_that_an_engine_refuses_are_shown_with_the_reason(harness: H
     view = await ended_runs(schedules, name, 1)
     assert (view.runs[0].status, view.runs[0].code) == ("failed", "invalid_graph")
     assert "missing.one" in (view.problem or "")
+    [listed] = [each for each in await eventually(schedules.list_schedules) if each.name == name]
+    history = (await schedules.history([listed]))[name]
+    refused = [each for each in history if each.status == "refused"]
+    assert [(each.task_id, "missing.one" in (each.reason or "")) for each in refused] == [
+        (view.runs[0].task_id, True)
+    ]
 
     async def paused() -> bool:
         return (await schedules.show(name)).paused
@@ -303,3 +325,80 @@ async def test_apply_changes_nothing_if_one_of_the_schedules_is_invalid(harness:
         await schedules.apply({good: definition(), bad: definition(cron="99 2 * * *")})
     with pytest.raises(ConfigError, match=f"there is no schedule {good!r}"):
         await schedules.show(good)
+
+
+async def test_updates_at_once_are_all_kept_as_is_what_flowkit_does_not_own(harness: Harness) -> None:
+    name, schedules = new_name(), await harness.coordinator.schedules()
+    await schedules.create(name, graph=GRAPH, params=AT, cron="0 2 * * *")
+    client, end = await harness.client(), datetime(2126, 1, 1, tzinfo=UTC)
+
+    def end_it(given: ScheduleUpdateInput) -> ScheduleUpdate:
+        given.description.schedule.spec.end_at = end
+        return ScheduleUpdate(schedule=given.description.schedule)
+
+    await client.get_schedule_handle(name).update(end_it)
+    tasks = TaskClient(client, TaskStore(harness.db), queue="another")
+    other = Schedules(client, tasks, queue="another")
+    options: list[ScheduleOptions] = [
+        {"catchup": "1h"},
+        {"overlap": "allow"},
+        {"jitter": "5s"},
+        {"timezone": "Europe/Berlin"},
+    ]
+    await asyncio.gather(
+        *(schedules.update(name, **each) for each in options), other.update(name, params={"at": "x"})
+    )
+    view = await schedules.show(name)
+    assert (
+        view.times == definition(catchup="1h", overlap="allow", jitter="5s", timezone="Europe/Berlin").times
+    )
+    assert view.task["params"] == {"at": "x"}
+    found = (await client.get_schedule_handle(name).describe()).schedule
+    assert found.spec.end_at == end
+    assert isinstance(found.action, ScheduleActionStartWorkflow)
+    assert found.action.task_queue == harness.queue
+    await schedules.delete(name)
+
+
+async def started(schedules: Schedules, name: str, count: int) -> ScheduleView:
+    """Wait until a schedule has started so many tasks."""
+
+    async def look() -> ScheduleView | None:
+        view = await schedules.show(name)
+        return view if view.started >= count else None
+
+    return await eventually(look)
+
+
+async def test_overlap_cancel_cancels_the_earlier_task_and_buffer_all_starts_each_time_later(
+    harness: Harness,
+) -> None:
+    gated, schedules = Gated(), await harness.coordinator.schedules()
+    await harness.engine()
+    await harness.worker({"gated": gated})
+    cancel, buffer = new_name(), new_name()
+    await schedules.create(cancel, graph=GATED, every="1s", overlap="cancel", jitter="1s")
+    await schedules.create(buffer, graph=GATED, every="1s", overlap="buffer-all")
+    await started(schedules, cancel, 3)
+    await schedules.pause(cancel)
+    [listed] = [each for each in await schedules.list_schedules() if each.name == buffer]
+
+    async def statuses() -> dict[datetime, str]:
+        history = await (await harness.coordinator.schedules()).history([listed])
+        return {each.at: each.status for each in history[buffer] if each.status != "due"}
+
+    before = await statuses()
+    gated.gate("a").set()
+    ended = await ended_runs(schedules, cancel, 3)
+    assert {run.status for run in ended.runs[1:]} == {"cancelled"}
+    assert all(run.task_id == f"{cancel}-{format_nominal(run.scheduled_at)}" for run in ended.runs)
+
+    async def all_finished() -> bool:
+        after = await statuses()
+        return {after.get(at) for at in before} == {"finished"}
+
+    assert [*before.values()] == ["running"] + ["waiting"] * (len(before) - 1)
+    await eventually(all_finished)
+    assert (await schedules.show(buffer)).skipped == 0
+    for name in (cancel, buffer):
+        await schedules.delete(name)

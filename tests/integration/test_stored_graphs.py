@@ -45,14 +45,19 @@ class Sums(RoleHandler):
         )
 
 
-def large(count: int = NODES) -> list[dict[str, Any]]:
-    """Return a chain of nodes with 1.6 MB of random text, which compression only halves."""
+def chain(text_bytes: int) -> list[dict[str, Any]]:
+    """Return a chain of nodes with random text, which compression only halves."""
     rng = random.Random(1)
-    parents = [(), *((f"n{index}",) for index in range(count - 1))]
+    parents = [(), *((f"n{index}",) for index in range(NODES - 1))]
     return [
-        node(f"n{index}", "quick", *own, inline={"text": rng.randbytes(20_000).hex()})
+        node(f"n{index}", "quick", *own, inline={"text": rng.randbytes(text_bytes // 2).hex()})
         for index, own in enumerate(parents)
     ]
+
+
+def large() -> list[dict[str, Any]]:
+    """Return a chain of nodes with 1.6 MB of text."""
+    return chain(40_000)
 
 
 async def start(harness: Harness) -> None:
@@ -139,9 +144,10 @@ async def test_every_run_of_a_task_reads_the_stored_graph(short_runs: Harness) -
     assert len(await run_ids(short_runs, task_id)) > 1
 
 
-async def test_large_graph_is_normalized_in_several_workflow_tasks_of_each_run(
+async def test_stored_graph_is_normalized_in_several_workflow_tasks_of_each_run(
     short_runs: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "INPUT_NODES", 1)
     monkeypatch.setattr(opening, "LONGER", 0)
     await start(short_runs)
     monkeypatch.setattr(validation, "STEP_NODES", NODES)
@@ -155,6 +161,7 @@ async def test_large_graph_is_normalized_in_several_workflow_tasks_of_each_run(
 async def test_task_with_a_large_graph_continues_as_new_later_than_suggested(
     short_runs: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(limits, "INPUT_NODES", 1)
     await start(short_runs)
     suggested = await replayed_runs(short_runs)
     monkeypatch.setattr(validation, "STEP_NODES", NODES // 4)
@@ -165,7 +172,7 @@ async def test_task_with_a_large_graph_continues_as_new_later_than_suggested(
 
 async def replayed_runs(harness: Harness) -> list[WorkflowHistory]:
     """Run a task whose graph is stored, replay each of its runs, and return their histories."""
-    nodes = large()
+    nodes = chain(100)
     task_id = await harness.create(*nodes)
     await assert_finished(harness, task_id, nodes)
     client = await harness.client()

@@ -11,6 +11,7 @@
     returns: {
       session: { actor: "7", may_operate: true, read_only: false, web_ui: null, namespace: "default", database: "flowkit", version: "1", actions: [] },
       tasks: { tasks: [], more: false },
+      schedules: { schedules: [], more: false },
       "task/attempts": { attempts: [], complete: true },
       "task/variables": { variables: {} },
       "task/batches": { batches: [], total: 0, skip: 0 },

@@ -97,10 +97,19 @@ async def started(front: Front) -> AsyncIterator[Front]:
 
 
 @pytest.mark.parametrize(
-    "call", ["tasks", "task/graph", "task/attempts", "task/explanation", "task/variables", "task/stream"]
+    "call",
+    [
+        "tasks",
+        "schedules",
+        "task/graph",
+        "task/attempts",
+        "task/explanation",
+        "task/variables",
+        "task/stream",
+    ],
 )
 async def test_reading_needs_a_token_with_the_right_to_read(started: Front, call: str) -> None:
-    query = {} if call == "tasks" else {"task_id": TASK}
+    query = {} if call in {"tasks", "schedules"} else {"task_id": TASK}
     found = {name: await started.get(call, name, **query) for name in ("wrong", "flows")}
     assert [status for status, _ in found.values()] == [401, 403]
     assert (await started.get(call, None, **query))[0] == 401

@@ -270,3 +270,58 @@ LISTENERS = """async () => {
 async def test_streams_that_have_ended_leave_no_listeners(fake: Open) -> None:
     page = await fake()
     assert await page.evaluate(LISTENERS) == 0
+
+
+SCHEDULES = """
+const time = (hour, status, reason = null) => {
+  const at = `2026-11-26T0${hour}:00:00Z`;
+  return { at, status, task_id: status === "no_task" || status === "due" ? null : `nightly-${at}`, reason };
+};
+const zone = "Europe/Berlin";
+const schedule = (name, times) => ({ name, when: `0 * * * * ${zone}`, timezone: zone, paused: false, note: "", times });
+const bad = '<img src=x onerror="document.title=1">';
+fake.times = [time(0, "finished"), time(1, "failed", bad), time(2, "no_task"), time(3, "started"), time(4, "due")];
+fake.returns.schedules.schedules = [
+  schedule("nightly", fake.times),
+  { ...schedule(bad, [time(1, "refused")]), paused: true, note: bad, timezone: "Nowhere/Land" },
+];
+"""
+
+
+async def test_schedules_are_rows_of_squares_that_the_keyboard_reaches_and_that_stay_live(
+    start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """Each square says its time in the zone of the schedule, and its status in words. A deleted schedule leaves."""
+    server = await start()
+    await page.add_init_script(FAKE + SCHEDULES)
+    await page.goto(address(server))
+    await page.get_by_role("link", name="Schedules").click()
+    nightly = page.get_by_role("list", name="Nominal times of nightly")
+    failed = nightly.get_by_role("link", name="Nov 26, 2026, 2:00 AM Europe/Berlin: failed, <img src=x")
+    await expect(failed).to_have_attribute("href", "?task=nightly-2026-11-26T01%3A00%3A00Z")
+    assert await nightly.get_by_role("link").count() == 2
+    await expect(
+        page.get_by_text("1 finished · 1 failed · 1 no task · 1 waits for an engine · next")
+    ).to_be_visible()
+    assert await serious(page) == []
+    await nightly.locator("[tabindex='0']").focus()
+    for key, square in (
+        ("Home", "finished"),
+        ("ArrowRight", "failed"),
+        ("ArrowDown", "refused"),
+        ("ArrowUp", ""),
+    ):
+        await page.keyboard.press(key)
+        await expect(page.locator(f".square.{square or 'finished'}:focus")).to_be_visible()
+    await page.keyboard.press("ArrowRight")
+    await expect(page.locator(".about-time").first).to_contain_text("2:00 AM Europe/Berlin: failed, <img")
+    await page.evaluate("fake.times.splice(0, 1); fake.times[0].status = 'finished'")
+    await expect(page.locator(".about-time").first).to_contain_text("2:00 AM Europe/Berlin: finished, <img")
+    await expect(nightly.locator(".square:focus")).to_have_attribute("tabindex", "0")
+    await page.evaluate("fake.returns.schedules.schedules.shift()")
+    await expect(nightly).to_have_count(0)
+    await expect(page.get_by_role("heading", name="<img")).to_be_visible()
+    await page.evaluate("fake.status.schedules = 503")
+    await expect(page.locator("main > [role=status]")).to_contain_text("Not live since")
+    await page.go_back()
+    await expect(page).to_have_title("Tasks – FlowKit")

@@ -39,6 +39,12 @@ def test_nominal_times_are_written_as_temporal_writes_them_into_ids() -> None:
             {"before": "2026-11-25T01:00:00Z"},
         ),
         ({"year": cel('timestamp(task.scheduled_at).getFullYear("Europe/Berlin")')}, {"year": 2026}),
+        ({"day": cel('date(task.scheduled_at, "Europe/Berlin")')}, {"day": "2026-11-26"}),
+        ({"day": cel('date(task.scheduled_at, "America/Los_Angeles")')}, {"day": "2026-11-25"}),
+        (
+            {"before": cel('date(timestamp(task.scheduled_at) - duration("24h"), "UTC")')},
+            {"before": "2026-11-25"},
+        ),
         ({"plain": {"$cel": 1}}, {"plain": {"$cel": 1}}),
     ],
 )
@@ -58,6 +64,21 @@ def test_params_of_a_schedule_contain_the_nominal_time(
         ("task.scheduled_at +", "params.x: the expression is incomplete"),
         ("timestamp(task.scheduled_at)", "params.x: the result is of type timestamp"),
         ("int(task.scheduled_at)", "params of a schedule: "),
+        (
+            'date(task.scheduled_at, "Europe/Berln")',
+            "time zone 'Europe/Berln' is unknown; did you mean 'Europe/Berlin'?",
+        ),
+        (
+            "date(task.scheduled_at)",
+            'write date(task.scheduled_at, "Europe/Berlin"), with a time and a time zone',
+        ),
+        ('date(5, "UTC")', "found no matching overload for 'date' applied to '(int, string)'; write date("),
+        ('date("2026-11-26", "UTC")', "date('2026-11-26', …): write the time as in 2026-11-26T02:00:00Z"),
+        ('date(null, "UTC")', "the time is null, such as that of a task without a schedule"),
+        (
+            'date(task.scheduled_at, "../" + "x")',
+            "time zone '../x' is unknown; use a name of the IANA database",
+        ),
     ],
 )
 def test_invalid_params_of_a_schedule_name_the_param_and_the_remedy(text: str, problem: str) -> None:

@@ -71,7 +71,7 @@ from flowkit.models.admission import RANKS, Admission, Priority
 from flowkit.text import shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from flowkit.adapters.mongo import Database
 
@@ -1082,9 +1082,35 @@ class AdmissionQueue:
             wanted = _wanted(limits, ready)
             if not has_compared:
                 wanted, has_compared = wanted - Counter(choice.taken), True
-            if not await self._wake_lanes(limits, wanted):
+            if await self._wake_lanes(limits, wanted):
+                continue
+            overlooked = await self._overlooked(limits, ready, chosen)
+            if not overlooked:
                 break
+            await self._wake(limits, overlooked, {})
         return chosen
+
+    async def _overlooked(
+        self, limits: Limits, ready: Sequence[Fields], chosen: Sequence[Fields]
+    ) -> set[str]:
+        """Return the users and tenants with a chosen request before which another one waits that `ready` lacks.
+
+        It may have waited apart when `ready` was read, and be woken since by the end that made room for the chosen one.
+        """
+        last: dict[str, tuple[int, int]] = {
+            holder: (item["rank"], item["seq"])
+            for item in chosen
+            for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
+        }
+        if not last:
+            return set()
+        before = {**last, None: max(last.values())}
+        return {
+            holder
+            for item in await self.store.waiting_before(before, known=[item["_id"] for item in ready])
+            for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
+            if holder in last and (item["rank"], item["seq"]) < last[holder]
+        }
 
     async def _first_ready(self, most: int, *, limited: bool) -> list[Fields]:
         """Return requests that wait for a slot: with their bodies if there is nothing else for which they
@@ -1128,8 +1154,9 @@ class AdmissionQueue:
     async def _start(self, token: str, items: Sequence[Fields]) -> list[Fields]:
         """Give the slots of a step to the requests that still wait and may have one. Return these requests."""
         limits, at = await self.limits(), self.clock()
-        refused = await self._add("active", partial(rules.recorded_active, limits), token, items)
-        allowed = [item for item in items if item["_id"] not in refused]
+        holders_of = partial(rules.recorded_active, limits)
+        refused = await self._add("active", holders_of, token, items)
+        allowed = [*_in_turn(items, refused, holders_of)]
         await self._add_bodies(allowed)
         changes = {item["_id"]: _start_of(item, token, at) for item in allowed}
         updates = [_change(item, *changes[item["_id"]]) for item in allowed]
@@ -1460,6 +1487,23 @@ def _start_of(item: Fields, token: str, at: float) -> tuple[Fields, Sequence[Fie
         return {**fields, "state": State.STARTING.value, "tries": 0, "due_at": at + SESSION_SEC}, ()
     fields |= {"state": State.ACTIVE.value, "started_at": at, "due_at": rules.overdue_at(item, at)}
     return fields, rules.popped(item, at)
+
+
+def _in_turn(
+    items: Iterable[Fields],
+    refused: Mapping[str, Hold],
+    holders_of: Callable[[str, str], Mapping[str, int | None]],
+) -> Iterator[Fields]:
+    """Yield the items, in their order, but for those that were refused, and later ones of the same user or tenant.
+
+    What these hold may have become free in between, and is for the earlier ones.
+    """
+    full: set[str] = set()
+    for item in items:
+        if (hold := refused.get(item["_id"])) is not None:
+            full.add(hold.holder)
+        elif full.isdisjoint(holders_of(item["tenant"], item["user_id"])):
+            yield item
 
 
 def _has(item: Fields | None, hold: tuple[str, str, str]) -> bool:

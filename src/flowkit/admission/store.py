@@ -270,6 +270,25 @@ class AdmissionStore:
         return [item async for item in found if item["state"] == State.QUEUED and item["lane"] is None]
 
     @translate_errors
+    async def waiting_before(
+        self, places: Mapping[str | None, tuple[int, int]], *, known: Collection[str]
+    ) -> list[Fields]:
+        """Return requests in these lanes that wait before a place, given as rank and number, but for the known ones.
+
+        It is one read, so it does not miss those that move between the lanes. Lane None has those that are ready.
+        """
+        waiting = {"queue": self.queue, "state": State.QUEUED.value}
+        ready = {"_id": {"$nin": list(known)}}
+        earlier = [
+            {**waiting, "lane": lane, **before, **({} if lane else ready)}
+            for lane, (rank, seq) in places.items()
+            for before in ({"rank": {"$lt": rank}}, {"rank": rank, "seq": {"$lt": seq}})
+        ]
+        shown = {"state": 1, "tenant": 1, "user_id": 1, "rank": 1, "seq": 1}
+        found = self._items.find({"$or": earlier}, shown).limit(_MANY)
+        return [item async for item in found if item["state"] == State.QUEUED and item["_id"] not in known]
+
+    @translate_errors
     async def count_before(self, item: Fields) -> int:
         """Return how many waiting requests start before this one."""
         waiting = {"queue": self.queue, "state": State.QUEUED.value}

@@ -17,9 +17,10 @@ from flowkit.errors import ConfigError
 from flowkit.text import count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
 T = TypeVar("T")
+Item = TypeVar("Item")
 
 _logger = logging.getLogger("flowkit.worker")
 
@@ -51,6 +52,27 @@ def run(main: Coroutine[Any, Any, T]) -> T:
         return run_to_end(runner, main)
     finally:
         _close(runner)
+
+
+async def gather_some(call: Callable[[Item], Awaitable[T]], items: Iterable[Item], most: int) -> list[T]:
+    """Return the results of a call for each item, in their order. At most `most` calls run at once.
+
+    Raise the first error, after the other calls were cancelled.
+    """
+    free = asyncio.Semaphore(most)
+
+    async def one(item: Item) -> T:
+        async with free:
+            return await call(item)
+
+    calls = [asyncio.ensure_future(one(item)) for item in items]
+    try:
+        return await asyncio.gather(*calls)
+    except BaseException:
+        for each in calls:
+            each.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        raise
 
 
 def _close(runner: asyncio.Runner) -> None:

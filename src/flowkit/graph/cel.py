@@ -9,12 +9,14 @@ import json
 import re
 import sys
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo, available_timezones
 
 from flowkit.errors import BadCondition
 from flowkit.limits import EXPRESSION_VALUE_BYTES
-from flowkit.text import add_caret, suggestion, truncate
+from flowkit.text import add_caret, did_you_mean, printed, suggestion, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 PARAMS, VARS, NODES, TASK = "params", "vars", "nodes", "task"
 ROOTS = frozenset([PARAMS, VARS, NODES, TASK])
 """The variables of an expression. All are objects with values of any type."""
+
+DATE = "date"
+"""FlowKit's function that returns the day of a time in a time zone."""
 
 _PROBLEM_CHARS = 300
 
@@ -71,6 +76,7 @@ _ESCAPE = re.compile(
 _NOT_UNICODE = "the expression is not valid Unicode"
 _REMEDIES = {"bytes": "string(…)", "duration": "string(…)", "timestamp": "string(…)", "type": ""}
 """The types that JSON does not have, and what to write in place of such a result."""
+_DATE_FORM = 'write date(task.scheduled_at, "Europe/Berlin"), with a time and a time zone'
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,10 @@ def _compile(text: str) -> Expression:
         raise BadCondition(_explain(text, str(error))) from None
     except TypeError:
         raise BadCondition(_NOT_UNICODE) from None
-    tree = read_tree(program.serialize(), ROOTS)
+    tree = read_tree(program.serialize(), ROOTS, DATE)
+    for zone in tree.zones:
+        if problem := _zone_problem(zone.name):
+            raise BadCondition(add_caret(problem, text, zone.position))
     kind = program.return_type().name().lower()
     return Expression(text, tree.accesses, tree.iterates, kind, program)
 
@@ -143,7 +152,46 @@ def _create_environment() -> Any:
     from cel_expr_python import cel
 
     kind = cel.Type.Map(cel.Type.STRING, cel.Type.DYN)
-    return cel.NewEnv(variables=dict.fromkeys(sorted(ROOTS), kind))
+    times = {"text": cel.Type.STRING, "time": cel.Type.TIMESTAMP, "null": cel.Type.NULL}
+    text = cel.Type.STRING
+    overloads = [
+        cel.Overload(f"date_of_{name}", text, [time, text], impl=_date) for name, time in times.items()
+    ]
+    functions = [cel.FunctionDecl(DATE, overloads)]
+    return cel.NewEnv(variables=dict.fromkeys(sorted(ROOTS), kind), functions=functions)
+
+
+def _date(at: datetime | str | None, zone: str) -> str:
+    """Return the day of a time in a time zone: `2026-11-26`. Raise ValueError with what is wrong."""
+    if at is None:
+        raise ValueError("date(null, …): the time is null, such as that of a task without a schedule")
+    if problem := _zone_problem(zone):
+        raise ValueError(problem)
+    try:
+        moment = at if isinstance(at, datetime) else datetime.fromisoformat(at)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ValueError(f"date({printed(at)}, …): write the time as in 2026-11-26T02:00:00Z")
+    return moment.astimezone(ZoneInfo(zone)).date().isoformat()
+
+
+def _zone_problem(zone: str) -> str:
+    """Return why there is no time zone of this name; empty if there is one."""
+    known = _zones()
+    if zone == "UTC" or zone in known:
+        return ""
+    if not known:
+        return (
+            f"time zone {printed(zone)} is unknown, because this machine has none; install the package tzdata"
+        )
+    hint = did_you_mean(zone, known, otherwise="use a name of the IANA database, such as Europe/Berlin")
+    return f"time zone {printed(zone)} is unknown; {hint}"
+
+
+@cache
+def _zones() -> frozenset[str]:
+    return frozenset(available_timezones())
 
 
 def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:
@@ -214,6 +262,8 @@ def _explain(text: str, error: str) -> str:
     position = sum(len(each) + 1 for each in lines[: line - 1]) + column - 1
     if other := _suggest_token(text, position):
         problem += f"; {other}"
+    elif re.search(rf"'{DATE}'", problem):
+        problem += f"; {_DATE_FORM}"
     elif name := _UNDECLARED.search(problem):
         problem += (
             suggestion(name[1].partition(".")[0], ROOTS) or f"; the variables are {', '.join(sorted(ROOTS))}"

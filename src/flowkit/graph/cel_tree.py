@@ -66,31 +66,45 @@ class Access(NamedTuple):
     """Index of the variable in the text of the expression."""
 
 
+class Zone(NamedTuple):
+    """A time zone that an expression names."""
+
+    name: str
+    position: int
+    """Index of the name in the text of the expression."""
+
+
 class Tree(NamedTuple):
     """What FlowKit reads from the syntax tree of an expression."""
 
     accesses: tuple[Access, ...]
     iterates: bool
     """Whether the expression iterates over a list or an object, for example with `exists`."""
+    zones: tuple[Zone, ...]
+    """The time zones of days, as far as the expression names them."""
 
 
-def read_tree(serialized: bytes, roots: frozenset[str]) -> Tree:
-    """Return the accesses to the variables `roots` in a serialized expression, in the order of the text."""
+def read_tree(serialized: bytes, roots: frozenset[str], date: str) -> Tree:
+    """Return the accesses to the variables `roots` in a serialized expression, in the order of the text, and the time
+    zones in calls of the function `date`.
+    """
     checked = _CLASSES["CheckedExpr"]()
     checked.ParseFromString(Wrapped.FromString(serialized).value)
-    reader = _TreeReader(roots, {entry.key: entry.value for entry in checked.source_info.positions})
+    reader = _TreeReader(roots, date, {entry.key: entry.value for entry in checked.source_info.positions})
     accesses = sorted(reader.read(checked.expr), key=lambda access: access.position)
-    return Tree(tuple(dict.fromkeys(accesses)), reader.iterates)
+    return Tree(tuple(dict.fromkeys(accesses)), reader.iterates, tuple(reader.zones))
 
 
 class _TreeReader:
     """Walks a tree. A macro such as `exists` has a variable of its own, which may hide one of the roots."""
 
-    def __init__(self, roots: frozenset[str], positions: dict[int, int]) -> None:
+    def __init__(self, roots: frozenset[str], date: str, positions: dict[int, int]) -> None:
         self._roots = roots
+        self._date = date
         self._positions = positions
         self._hidden: Counter[str] = Counter()
         self.iterates = False
+        self.zones: list[Zone] = []
 
     def read(self, expr: Any) -> Iterator[Access]:
         """Yield the accesses in `expr`."""
@@ -100,8 +114,19 @@ class _TreeReader:
         elif expr.HasField("comprehension_expr"):
             yield from self._read_comprehension(expr.comprehension_expr)
         else:
+            self._note_zone(expr.call_expr)
             for part in _list_operands(expr):
                 yield from self.read(part)
+
+    def _note_zone(self, call: Any) -> None:
+        """Note the time zone of a call of `date`, if the text contains it."""
+        if (
+            call.function == self._date
+            and len(call.args) > 1
+            and call.args[1].const_expr.HasField("string_value")
+        ):
+            zone = call.args[1]
+            self.zones.append(Zone(zone.const_expr.string_value, self._positions.get(zone.id, 0)))
 
     def _read_comprehension(self, loop: Any) -> Iterator[Access]:
         self.iterates = True

@@ -138,10 +138,18 @@ class _Condition(Collector):
             "When a step of a background loop last succeeded, in seconds since the Unix epoch.",
             labels=["loop"],
         )
+        failed = GaugeMetricFamily(
+            "flowkit_loop_last_error_timestamp_seconds",
+            "When a step of a background loop last failed, in seconds since the Unix epoch.",
+            labels=["loop"],
+        )
         for loop in loops:
             name = clean_label(loop["name"])
             running.add_metric([name], loop["running"])
             if loop["last_ok_at"] is not None:
                 succeeded.add_metric([name], loop["last_ok_at"])
+            if loop["last_error_at"] is not None:
+                failed.add_metric([name], loop["last_error_at"])
         yield running
         yield succeeded
+        yield failed

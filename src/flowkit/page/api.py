@@ -18,6 +18,7 @@ from flowkit import reason_codes
 from flowkit.actions.table import ACTIONS
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.client import make_summary
+from flowkit.config import DEFAULT_QUEUE
 from flowkit.core.version import __version__
 from flowkit.errors import (
     ActionRejected,
@@ -43,6 +44,7 @@ from flowkit.reading.results import (
 )
 from flowkit.reading.state import LOOK_UP_TIMEOUT
 from flowkit.reading.timeline import explain_task, to_json
+from flowkit.schedules import Schedules
 from flowkit.server.errors import HttpError
 from flowkit.server.openapi import Operation, mongo_unavailable, operation_routes, parse_params
 from flowkit.server.rights import HttpRoute
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.queries import StoredBatch
     from flowkit.page.live import Feed, LiveTasks, Update
     from flowkit.reading.state import Servers
+    from flowkit.schedules import NominalTime, ScheduleView
     from flowkit.server.auth import Caller
     from flowkit.server.openapi import Given
 
@@ -70,6 +73,8 @@ PREFIX: Final = "/api/v1"
 MAX_PAGE: Final = 200
 """Most tasks or batches of one page of a list."""
 MAX_SKIP: Final = 100_000
+SHOWN_TIMES: Final = 60
+"""Number of past nominal times of each schedule."""
 
 LEASE_SEC: Final = 600.0
 """How long a stream lasts. The page then opens another one."""
@@ -106,6 +111,13 @@ class TaskFilter(Params):
     status: TaskStatus | None = None
     name: str | None = Field(default=None, max_length=500)
     id: str | None = Field(default=None, max_length=500, description="How the id begins.")
+    limit: int = Field(default=50, ge=1, le=MAX_PAGE)
+    skip: int = Field(default=0, ge=0, le=MAX_SKIP)
+
+
+class ScheduleFilter(Params):
+    """Which schedules a list has."""
+
     limit: int = Field(default=50, ge=1, le=MAX_PAGE)
     skip: int = Field(default=0, ge=0, le=MAX_SKIP)
 
@@ -209,6 +221,35 @@ class TasksFound(PageResult):
 
     tasks: list[TaskLine]
     more: bool = Field(description="Whether there are older ones.")
+
+
+class TimeLine(PageResult):
+    """A nominal time of a schedule."""
+
+    at: str
+    status: str = Field(
+        description="The status of the task, or `refused`, `started`, `no_task`, `waiting`, `due`."
+    )
+    task_id: str | None = Field(default=None, description="Null without a task.")
+    reason: str | None = None
+
+
+class ScheduleLine(PageResult):
+    """A schedule in a list, with its latest nominal times, oldest first, and its next ones."""
+
+    name: str
+    when: str
+    timezone: str
+    paused: bool
+    note: str
+    times: list[TimeLine]
+
+
+class SchedulesFound(PageResult):
+    """Some schedules, by name."""
+
+    schedules: list[ScheduleLine]
+    more: bool = Field(description="Whether there are further ones.")
 
 
 class Structure(PageResult):
@@ -315,6 +356,8 @@ class PageApi:
         self._web_ui = web_ui
         self._read_only = read_only
         self._version = version
+        self._schedules = Schedules(servers.temporal, servers.tasks, queue=DEFAULT_QUEUE)
+        self._schedule_lines = SharedReads(self._read_schedules, most_sec=_READ_SEC)
         self._attempts = SharedReads(self._read_attempts, most_sec=_READ_SEC)
         self._explanations = SharedReads(self._explain, most_sec=_READ_SEC)
         """Each read of attempts of a whole task, and of an explanation, fetches the whole history from Temporal."""
@@ -349,6 +392,18 @@ class PageApi:
         summaries = map(make_summary, found[: query.limit])
         lines = [TaskLine(**asdict(each)) for each in summaries if each is not None]
         return TasksFound(tasks=lines, more=len(found) > query.limit)
+
+    async def list_schedules(self, given: Given) -> SchedulesFound:
+        """Return schedules with their latest nominal times."""
+        query: ScheduleFilter = given.query
+        return await self._schedule_lines.get(f"{query.skip} {query.limit}")
+
+    async def _read_schedules(self, which: str) -> SchedulesFound:
+        skip, limit = map(int, which.split())
+        views = (await self._schedules.list_schedules())[skip : skip + limit + 1]
+        history = await self._schedules.history(views[:limit], count=SHOWN_TIMES)
+        lines = [_schedule_line(each, history[each.name]) for each in views[:limit] if each.name in history]
+        return SchedulesFound(schedules=lines, more=len(views) > limit)
 
     async def get_task(self, given: Given) -> Structure:
         """Return a task with its graph."""
@@ -439,7 +494,8 @@ class PageApi:
 
     async def close(self) -> None:
         """End the reads that run."""
-        await asyncio.gather(self._attempts.close(), self._explanations.close())
+        shared = (self._attempts, self._explanations, self._schedule_lines)
+        await asyncio.gather(*(each.close() for each in shared))
 
     async def get_variables(self, given: Given) -> VariablesFound:
         """Return the variables of a task."""
@@ -536,6 +592,17 @@ class _Stream(EventSourceResponse):
 async def _events(feed: Feed, check: Callable[[], Awaitable[Any]]) -> AsyncIterator[dict[str, str]]:
     async for each in _until_refused(feed, check):
         yield {"data": each.message(time.time())}
+
+
+def _schedule_line(view: ScheduleView, times: Sequence[NominalTime]) -> ScheduleLine:
+    return ScheduleLine(
+        name=view.name,
+        when=view.times.text,
+        timezone=view.times.timezone,
+        paused=view.paused,
+        note=view.note,
+        times=[TimeLine(**each.as_json()) for each in times],
+    )
 
 
 def _signature(caller: Caller) -> str:
@@ -651,6 +718,7 @@ def _operations() -> list[Operation]:
     return [
         get(f"{PREFIX}/session", PageApi.session, Session),
         get(f"{PREFIX}/tasks", PageApi.list_tasks, TasksFound, TaskFilter),
+        get(f"{PREFIX}/schedules", PageApi.list_schedules, SchedulesFound, ScheduleFilter),
         get(f"{task}/graph", PageApi.get_task, Structure, TaskQuery),
         get(f"{task}/node", PageApi.get_node, NodeDetails, NodeQuery),
         get(f"{task}/batches", PageApi.list_batches, Batches, BatchQuery),

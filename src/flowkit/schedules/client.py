@@ -11,40 +11,44 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Unpack
 
 from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.api.common.v1 import Payloads
 from temporalio.api.schedule.v1 import SchedulePatch, TriggerImmediatelyRequest
-from temporalio.api.workflowservice.v1 import ListScheduleMatchingTimesRequest, PatchScheduleRequest
+from temporalio.api.schedule.v1 import message_pb2 as schedule_pb
+from temporalio.api.workflowservice.v1 import (
+    ListScheduleMatchingTimesRequest,
+    PatchScheduleRequest,
+    UpdateScheduleRequest,
+)
 from temporalio.client import (
-    ScheduleActionExecutionStartWorkflow,
     ScheduleActionStartWorkflow,
     ScheduleAlreadyRunningError,
     ScheduleState,
-    ScheduleUpdate,
 )
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit import reason_codes
+from flowkit import limits
 from flowkit.attempt.workflows import WorkflowState
+from flowkit.core.loops import gather_some
 from flowkit.errors import ConfigError, TaskCancelled, TaskFailed, UnknownTask
 from flowkit.graph.scheduled import format_nominal
 from flowkit.models import temporal_names
 from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner
+from flowkit.schedules.history import REFUSED, Histories, NominalTime, task_id_of
 from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition, ScheduleStep, plan_changes
 from flowkit.schedules.times import ScheduleOptions, ScheduleTimes, never_fires, spec_error, times_of
 from flowkit.schedules.views import ScheduledRun, ScheduleView
 from flowkit.text import one_line, truncate
-from flowkit.validation.arguments import require, text_problem
+from flowkit.validation.arguments import require, text_problem, whole_problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from temporalio.client import (
         Client,
-        Schedule,
         ScheduleActionResult,
         ScheduleDescription,
         ScheduleHandle,
         ScheduleInfo,
-        ScheduleUpdateInput,
     )
 
     from flowkit.client import TaskClient
@@ -55,8 +59,13 @@ _NOTE_CHARS = 1_000
 _RESULT_SEC = 5.0
 _TRIGGER_SEC = 10.0
 _TRIGGER_LOOK_SEC = 0.1
-_REFUSED = frozenset({reason_codes.INVALID_GRAPH, reason_codes.CONDITIONS_TOO_LARGE})
-"""Codes of tasks that an engine has not begun."""
+_CONCURRENT = 10
+"""Number of schedules that are read or written at once."""
+_LOOK_LIMITS = (timedelta(seconds=10),) * 2
+_LATE = frozenset({RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED})
+"""What the client returns after the time limit of a call."""
+_UPDATES = 10
+"""How often an update is tried that meets changes of others."""
 _WRITTEN = frozenset({ScheduleStep.CREATE, ScheduleStep.UPDATE})
 
 
@@ -72,6 +81,7 @@ class Schedules:
         self._client = client
         self._tasks = tasks
         self._queue = queue
+        self._histories = Histories(client, tasks, self._find_own, self._matching)
 
     async def create(
         self,
@@ -90,34 +100,35 @@ class Schedules:
         await self._create(name, definition, await self._prepare(name, definition))
         return await self._view(await self._describe(name))
 
-    async def _create(
-        self, name: str, definition: ScheduleDefinition, action: ScheduleActionStartWorkflow
-    ) -> None:
-        times = definition.times
+    async def _create(self, name: str, definition: ScheduleDefinition, given: dict[str, Any]) -> None:
         deployment = await self._tasks.deployment()
+        action = ScheduleActionStartWorkflow(
+            temporal_names.TASK,
+            given,
+            id=name,
+            task_queue=self._queue,
+            memo=task_owner(name, deployment).as_memo(),
+            static_summary=definition.title,
+        )
         marker = Owner(kind=OwnerKind.SCHEDULE, deployment=deployment, id=name)
         try:
-            await self._client.create_schedule(name, times.schedule(action), memo=marker.as_memo())
+            await self._client.create_schedule(name, definition.times.schedule(action), memo=marker.as_memo())
         except ScheduleAlreadyRunningError:
             raise ConfigError(
                 f"schedule {name!r} exists already; change it with update or apply, or choose another name"
             ) from None
 
-    async def _prepare(self, name: str, definition: ScheduleDefinition) -> ScheduleActionStartWorkflow:
-        """Return what a schedule starts. Raise ConfigError or GraphError if its definition is not valid."""
+    async def _prepare(
+        self, name: str, definition: ScheduleDefinition, at: datetime | None = None
+    ) -> dict[str, Any]:
+        """Return the input of the tasks. Raise ConfigError or GraphError if the definition is not valid.
+
+        `at` is one of the nominal times, if it is known.
+        """
         require(text_problem(name, "name", _NAME_CHARS))
-        at = (await self.preview(definition.times))[0]
-        given = await self._tasks.prepare_scheduled(
+        at = at or (await self.preview(definition.times))[0]
+        return await self._tasks.prepare_scheduled(
             name, params=definition.params, graph=definition.graph, at=at
-        )
-        title = definition.graph.get("name")
-        return ScheduleActionStartWorkflow(
-            temporal_names.TASK,
-            given,
-            id=name,
-            task_queue=self._queue,
-            memo=task_owner(name, await self._tasks.deployment()).as_memo(),
-            static_summary=truncate(title, 100) if isinstance(title, str) else None,
         )
 
     async def preview(self, times: ScheduleTimes) -> Sequence[datetime]:
@@ -135,7 +146,7 @@ class Schedules:
                 raise
             raise spec_error(times, one_line(error).removeprefix(_SPEC_PROBLEM)) from None
         try:
-            found = (await handle.describe()).info.next_action_times
+            found = (await look(handle)).info.next_action_times
         finally:
             await handle.delete()
         if not found:
@@ -158,7 +169,7 @@ class Schedules:
                     paused=each.schedule.state.paused,
                     note=each.schedule.state.note or "",
                     next_times=each.info.next_action_times,
-                    last_task=_task_id(recent[-1]) if recent else None,
+                    last_task=task_id_of(recent[-1]) if recent else None,
                 )
                 views.append(view)
         return sorted(views, key=lambda view: view.name)
@@ -169,20 +180,35 @@ class Schedules:
         view = await self._view(description)
         runs = await asyncio.gather(*(self._run(each) for each in reversed(description.info.recent_actions)))
         last = runs[0] if runs else None
-        refused = last.reason if last is not None and last.code in _REFUSED else None
+        refused = last.reason if last is not None and last.code in REFUSED else None
         return replace(view, runs=runs, problem=view.problem or refused)
 
     async def times(self, name: str, start: datetime, end: datetime) -> list[datetime]:
         """Return the nominal times of a schedule between two times, in UTC: at most 1,000."""
         await self._describe(name)
+        return await self._matching(name, start, end)
+
+    async def _matching(self, name: str, start: datetime, end: datetime) -> list[datetime]:
         bounds = [Timestamp(), Timestamp()]
         for bound, at in zip(bounds, (start, end), strict=True):
             bound.FromDatetime(at.astimezone(UTC))
         request = ListScheduleMatchingTimesRequest(
             namespace=self._client.namespace, schedule_id=name, start_time=bounds[0], end_time=bounds[1]
         )
-        found = await self._client.workflow_service.list_schedule_matching_times(request)
+        found = await self._client.workflow_service.list_schedule_matching_times(request, retry=True)
         return [each.ToDatetime(UTC) for each in found.start_time]
+
+    async def history(
+        self, views: Sequence[ScheduleView], *, count: int = 60
+    ) -> dict[str, tuple[NominalTime, ...]]:
+        """Return by name the latest `count` nominal times of these schedules, with what has become of each.
+
+        The oldest comes first, and three coming times of each schedule that is not paused are the last ones. Times
+        without a task are known since the last change of a schedule. `views` are some that `list_schedules` has
+        returned; those that were deleted since are absent. Raise StoreUnavailable if MongoDB does not respond.
+        """
+        require(whole_problem(count, "count", 1, limits.SCHEDULE_HISTORY))
+        return await self._histories.read(views, count)
 
     async def pause(self, name: str, *, note: str = "") -> None:
         """Stop starting tasks, until `resume`. Tasks that run continue, and times that pass start nothing."""
@@ -207,8 +233,8 @@ class Schedules:
             await self._trigger_at(name, at)
             until = time.monotonic() + _TRIGGER_SEC
             while time.monotonic() < until:
-                info = (await handle.describe()).info
-                if wanted in map(_task_id, info.recent_actions):
+                info = (await look(handle)).info
+                if wanted in map(task_id_of, info.recent_actions):
                     return wanted
                 if info.num_actions_skipped_overlap > before.num_actions_skipped_overlap:
                     return None
@@ -241,27 +267,72 @@ class Schedules:
 
         `params` replaces all params. `cron` replaces `every`, and the other way round.
         """
-        description = await self._describe(name)
-        before = await self._definition(description)
-        if before.is_lost and (graph is None or params is None):
-            raise ConfigError(_lost(name))
-        after = ScheduleDefinition(
-            graph=before.graph if graph is None else graph,
-            params=before.params if params is None else params,
-            times=before.times.changed(options),
-        )
-        await self._update(name, after, await self._prepare(name, after))
-        return await self._view(await self._describe(name))
+
+        def change(before: ScheduleDefinition) -> ScheduleDefinition:
+            if before.is_lost and (graph is None or params is None):
+                raise ConfigError(_lost(name))
+            return ScheduleDefinition(
+                graph=before.graph if graph is None else graph,
+                params=before.params if params is None else params,
+                times=before.times.changed(options),
+            )
+
+        return await self._view(await self._update(name, change))
 
     async def _update(
-        self, name: str, after: ScheduleDefinition, action: ScheduleActionStartWorkflow
-    ) -> None:
-        def change(given: ScheduleUpdateInput) -> ScheduleUpdate:
-            present: Schedule = given.description.schedule
-            return ScheduleUpdate(schedule=after.times.schedule(action, present.state))
+        self,
+        name: str,
+        change: Callable[[ScheduleDefinition], ScheduleDefinition],
+        given: dict[str, Any] | None = None,
+    ) -> ScheduleDescription:
+        """Change a schedule, and return it. `given` is the input of its tasks, if it is prepared.
 
-        async with self._handle(name) as handle:
-            await handle.update(change)
+        What others change meanwhile stays, unless it is the same option. Temporal drops an update without an error if
+        the schedule has changed since it was described.
+        """
+        for _ in range(_UPDATES):
+            present = await self._describe(name)
+            before = await self._definition(present)
+            after = change(before)
+            schedule = await self._changed(present, before, after, given)
+            async with self._existing(name):
+                await self._client.workflow_service.update_schedule(
+                    UpdateScheduleRequest(
+                        namespace=self._client.namespace,
+                        schedule_id=name,
+                        schedule=schedule,
+                        conflict_token=present.raw_description.conflict_token,
+                        identity=self._client.identity,
+                        request_id=str(uuid.uuid4()),
+                    ),
+                    retry=True,
+                )
+            found = await self._describe(name)
+            if _has(found, schedule, after.times):
+                return found
+        raise ConfigError(f"schedule {name!r} changes all the time; try again")
+
+    async def _changed(
+        self,
+        present: ScheduleDescription,
+        before: ScheduleDefinition,
+        after: ScheduleDefinition,
+        given: dict[str, Any] | None,
+    ) -> schedule_pb.Schedule:
+        """Return the schedule with what differs. The rest stays, such as its queue and its end."""
+        schedule = schedule_pb.Schedule()
+        schedule.CopyFrom(present.raw_description.schedule)
+        after.times.write_into(schedule, before.times)
+        if (before.graph, before.params) != (after.graph, after.params):
+            action, converter = schedule.action.start_workflow, self._client.data_converter
+            content = given or await self._prepare(present.id, after)
+            action.input.CopyFrom(Payloads(payloads=await converter.encode([content])))
+            action.user_metadata.ClearField("summary")
+            if after.title is not None:
+                action.user_metadata.summary.CopyFrom((await converter.encode([after.title]))[0])
+        elif before.times != after.times:
+            await self.preview(after.times)
+        return schedule
 
     async def delete(self, name: str) -> None:
         """Delete a schedule. Its tasks stay as they are, also those that run."""
@@ -274,7 +345,7 @@ class Schedules:
     ) -> list[ScheduleChange]:
         """Return what `apply` would change. Nothing is changed."""
         names = {each.name for each in await self.list_schedules()} | {*wanted}
-        found = await asyncio.gather(*(self._find(name) for name in sorted(names)))
+        found = await gather_some(self._find, sorted(names), _CONCURRENT)
         present = {each.id: await self._definition(each) for each in found if each is not None}
         return plan_changes(wanted, present, prune=prune)
 
@@ -288,23 +359,44 @@ class Schedules:
         """
         changes = await self.plan(wanted, prune=prune)
         changed = [each.name for each in changes if each.step in _WRITTEN]
-        actions = {name: await self._prepare(name, wanted[name]) for name in changed}
-        for change in changes:
+        given = await self._prepare_all({name: wanted[name] for name in changed})
+
+        async def write(change: ScheduleChange) -> None:
             match change.step:
                 case ScheduleStep.CREATE:
-                    await self._create(change.name, wanted[change.name], actions[change.name])
+                    await self._create(change.name, wanted[change.name], given[change.name])
                 case ScheduleStep.UPDATE:
-                    await self._update(change.name, wanted[change.name], actions[change.name])
+                    await self._update(change.name, lambda _: wanted[change.name], given[change.name])
                 case ScheduleStep.DELETE:
                     await self.delete(change.name)
+
+        await gather_some(write, changes, _CONCURRENT)
         return changes
+
+    async def _prepare_all(self, wanted: Mapping[str, ScheduleDefinition]) -> dict[str, dict[str, Any]]:
+        """Return the input of the tasks of each schedule. Many schedules may have the same times."""
+        times = [*{each.times for each in wanted.values()}]
+        found = await gather_some(self.preview, times, _CONCURRENT)
+        first = {each: coming[0] for each, coming in zip(times, found, strict=True)}
+
+        async def prepare(name: str) -> dict[str, Any]:
+            return await self._prepare(name, wanted[name], first[wanted[name].times])
+
+        inputs = await gather_some(prepare, wanted, _CONCURRENT)
+        return dict(zip(wanted, inputs, strict=True))
 
     @asynccontextmanager
     async def _handle(self, name: str) -> AsyncIterator[ScheduleHandle]:
         """Yield the handle of a schedule of this deployment. Raise ConfigError if there is none."""
         await self._describe(name)
-        try:
+        async with self._existing(name):
             yield self._client.get_schedule_handle(name)
+
+    @asynccontextmanager
+    async def _existing(self, name: str) -> AsyncIterator[None]:
+        """Raise ConfigError if Temporal has no such schedule any more."""
+        try:
+            yield
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
@@ -320,7 +412,7 @@ class Schedules:
         """Return a schedule; None if there is none. Raise ConfigError if it is not one of this deployment."""
         require(text_problem(name, "name", _NAME_CHARS))
         try:
-            found = await self._client.get_schedule_handle(name).describe()
+            found = await look(self._client.get_schedule_handle(name))
         except RPCError as error:
             if error.status is RPCStatusCode.NOT_FOUND:
                 return None
@@ -334,6 +426,13 @@ class Schedules:
                 "MONGO_DATABASE to its database"
             )
         return found
+
+    async def _find_own(self, name: str) -> ScheduleDescription | None:
+        """Return a schedule; None if this deployment has none of this name."""
+        try:
+            return await self._find(name)
+        except ConfigError:
+            return None
 
     async def _definition(self, description: ScheduleDescription) -> ScheduleDefinition:
         found = await self._tasks.read_scheduled(description.id, await self._input(description))
@@ -358,7 +457,7 @@ class Schedules:
             paused=description.schedule.state.paused,
             note=description.schedule.state.note or "",
             next_times=info.next_action_times,
-            last_task=_task_id(recent[-1]) if recent else None,
+            last_task=task_id_of(recent[-1]) if recent else None,
             task={"graph": definition.graph, "params": definition.params},
             started=info.num_actions,
             missed=info.num_actions_missed_catchup_window,
@@ -367,7 +466,7 @@ class Schedules:
         )
 
     async def _run(self, action: ScheduleActionResult) -> ScheduledRun:
-        run = ScheduledRun(task_id=_task_id(action), scheduled_at=action.scheduled_at, status="running")
+        run = ScheduledRun(task_id=task_id_of(action), scheduled_at=action.scheduled_at, status="running")
         if (await self._tasks.look_up(run.task_id)).state is WorkflowState.OPEN:
             return run
         try:
@@ -383,10 +482,25 @@ class Schedules:
         return replace(run, status=result.status.value)
 
 
-def _task_id(result: ScheduleActionResult) -> str:
-    """Return the id of the task that a schedule has started."""
-    started = result.action
-    return started.workflow_id if isinstance(started, ScheduleActionExecutionStartWorkflow) else ""
+async def look(handle: ScheduleHandle) -> ScheduleDescription:
+    """Return the description of a schedule.
+
+    A busy server may lose the query with which it finds it. That call ends with its time limit, and another succeeds.
+    """
+    for limit in _LOOK_LIMITS:
+        try:
+            return await handle.describe(rpc_timeout=limit)
+        except RPCError as error:
+            if error.status not in _LATE:
+                raise
+    return await handle.describe()
+
+
+def _has(found: ScheduleDescription, sent: schedule_pb.Schedule, times: ScheduleTimes) -> bool:
+    """Return whether a schedule has the input and the times of an update."""
+    present = found.raw_description.schedule
+    same_input = present.action.start_workflow.input == sent.action.start_workflow.input
+    return same_input and times_of(found.schedule.spec, found.schedule.policy) == times
 
 
 def _free_second(info: ScheduleInfo, now: datetime) -> datetime:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flowkit.schedules.times import ScheduleTimes
 
 _SHOWN_CHARS = 60
+_TITLE_CHARS = 100
 
 
 class ScheduleStep(StrEnum):
@@ -36,6 +37,12 @@ class ScheduleDefinition:
     graph: dict[str, Any]
     params: dict[str, Any]
     times: ScheduleTimes
+
+    @property
+    def title(self) -> str | None:
+        """The name of the graph, as Temporal's Web UI shows it beside each task; None without a name."""
+        name = self.graph.get("name")
+        return truncate(name, _TITLE_CHARS) if isinstance(name, str) else None
 
     @property
     def is_lost(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 from zoneinfo import ZoneInfo, available_timezones
 
 from temporalio.client import (
@@ -23,6 +23,8 @@ from flowkit.text import did_you_mean, names, printed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from temporalio.api.enums.v1 import ScheduleOverlapPolicy as OverlapPolicy
+    from temporalio.api.schedule.v1 import message_pb2 as schedule_pb
     from temporalio.client import ScheduleActionStartWorkflow
 
 OVERLAPS = {
@@ -150,11 +152,10 @@ class ScheduleTimes:
 
     def schedule(self, action: ScheduleActionStartWorkflow, state: ScheduleState | None = None) -> Schedule:
         """Return Temporal's schedule. The comments of its calendars hold the cron expressions."""
-        crons = [f"{_SHORTHANDS.get(each, each)}#{each}" for each in self.cron]
         return Schedule(
             action=action,
             spec=ScheduleSpec(
-                cron_expressions=crons,
+                cron_expressions=self._cron_strings(),
                 intervals=[] if self.every is None else [ScheduleIntervalSpec(every=self.every)],
                 jitter=self.jitter or None,
                 time_zone_name=self.timezone,
@@ -166,6 +167,29 @@ class ScheduleTimes:
             ),
             state=state or ScheduleState(),
         )
+
+    def _cron_strings(self) -> list[str]:
+        return [f"{_SHORTHANDS.get(each, each)}#{each}" for each in self.cron]
+
+    def write_into(self, schedule: schedule_pb.Schedule, before: ScheduleTimes) -> None:
+        """Change the options that differ from `before`, and keep the rest of a schedule, such as its end."""
+        spec, policies = schedule.spec, schedule.policies
+        if (self.cron, self.every) != (before.cron, before.every):
+            for field in ("structured_calendar", "calendar", "cron_string", "interval"):
+                spec.ClearField(field)
+            spec.cron_string.extend(self._cron_strings())
+            if self.every is not None:
+                spec.interval.add().interval.FromTimedelta(self.every)
+        if self.timezone != before.timezone:
+            spec.timezone_name = self.timezone
+            spec.ClearField("timezone_data")
+        if self.jitter != before.jitter:
+            spec.jitter.FromTimedelta(self.jitter)
+        if self.overlap != before.overlap:
+            policies.overlap_policy = cast("OverlapPolicy.ValueType", OVERLAPS[self.overlap])
+        if self.catchup != before.catchup:
+            policies.catchup_window.FromTimedelta(self.catchup)
+        policies.pause_on_failure = self.pause_on_failure
 
 
 def times_of(spec: ScheduleSpec, policy: SchedulePolicy | None = None) -> ScheduleTimes:

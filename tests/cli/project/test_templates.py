@@ -152,7 +152,7 @@ def test_its_services_equal_those_of_our_compose_file(made: Path) -> None:
     theirs, ours = (loaded(folder / "docker-compose.yml")["services"] for folder in (made, ROOT))
     own = {"engine", "bridge", "worker", "demo-task"}
     assert {n: s for n, s in theirs.items() if n not in own} == {
-        n: s for n, s in ours.items() if n not in own
+        n: s for n, s in ours.items() if n not in own and s.get("profiles") != ["observability"]
     }
     image = {"image": NAME}
     assert theirs["engine"] == {**ours["engine"], **image, "command": ["engine", "--verbose", FLOW]}
@@ -183,6 +183,15 @@ def test_its_image_copies_existing_files(made: Path) -> None:
     allowed = {line[1:] for line in (made / ".dockerignore").read_text().split() if line.startswith("!")}
     assert {path.split("/")[0] for path in copied} == allowed
     assert all((made / path).exists() for path in copied)
+
+
+@pytest.mark.server
+async def test_the_schedule_of_the_template_with_one_can_be_applied(
+    harness: Harness, program: Program, projects: Path
+) -> None:
+    program.folder = projects
+    output = await program.call("schedule", "apply", "schedules.yaml", "--dry-run", env=harness.environment)
+    assert (output.code, output.out) == (0, "would create  own-schedule-nightly\n"), output.err
 
 
 @pytest.mark.server

@@ -58,6 +58,10 @@ TEMPLATES = {
     "external": ProjectTemplate(
         "a node that an external worker runs, through Kafka; with the worker", ("pages", "report"), ("count",)
     ),
+    "schedule": ProjectTemplate(
+        "a schedule that starts a task every night, for the day that has ended",
+        ("orders", "amounts", "report"),
+    ),
     "approval": ProjectTemplate("a node that waits until a person approves or rejects", ("draft", "send")),
 }
 """The templates by name. Each has a folder beside `common`, with the files in which its projects differ."""

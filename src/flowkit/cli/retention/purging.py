@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from temporalio.client import ScheduleActionStartWorkflow
 from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -19,6 +20,7 @@ from flowkit.cli.servers import servers
 from flowkit.connection import Namespace, TemporalUnavailable
 from flowkit.models import temporal_names
 from flowkit.text import count_of
+from flowkit.workflows.state_codec import is_stored, stored_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,34 +89,39 @@ async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Pu
             purged.rows += Counter(await (purge.count(ended) if options.dry_run else purge.remove(ended)))
             if not (quiet or options.dry_run):
                 output.note(f"deleted {count_of(purged.rows['tasks'], 'task')} so far")
-        if gone := await _find_gone(both.temporal, await purge.schedules()):
+        if kept := await _find_graphs(both.temporal, await purge.schedules()):
             remove = purge.count_graphs if options.dry_run else purge.remove_graphs
-            purged.rows["stored_graphs"] += await remove(gone)
+            purged.rows["stored_graphs"] += await remove(kept)
     return purged
 
 
-async def _exists(client: Client, schedule_id: str) -> bool:
-    """Return whether Temporal has a schedule of this name."""
+async def _find_graph(client: Client, schedule_id: str) -> str:
+    """Return the id of the stored graph that a schedule uses; an empty text if there is none, or no schedule."""
     try:
-        await client.get_schedule_handle(schedule_id).describe()
+        description = await client.get_schedule_handle(schedule_id).describe()
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
-        return False
-    return True
+        return ""
+    action = description.schedule.action
+    if not isinstance(action, ScheduleActionStartWorkflow) or not action.args:
+        return ""
+    given = (await client.data_converter.decode(list(action.args)))[0]
+    return stored_in(given).graph_id if is_stored(given) else ""
 
 
-async def _find_gone(client: Client, names: Sequence[str]) -> list[str]:
-    """Return the schedules that do not exist, and of which no task runs.
+async def _find_graphs(client: Client, names: Sequence[str]) -> dict[str, str]:
+    """Return the stored graph that each schedule uses, of those schedules of which no task runs.
 
-    Temporal's queries cannot quote each name, so the names of the running tasks are compared here.
+    A task that runs may have begun with an earlier graph. Temporal's queries cannot quote each name, so the names of
+    the running tasks are compared here.
     """
-    gone = [each for each in names if not await _exists(client, each)]
-    if not gone:
-        return []
+    kept = {each: await _find_graph(client, each) for each in names}
+    if not kept:
+        return {}
     query = f"ExecutionStatus = 'Running' AND {temporal_names.SCHEDULED_BY_ID} IS NOT NULL"
     running = {each.typed_search_attributes.get(_SCHEDULED_BY) async for each in client.list_workflows(query)}
-    return [each for each in gone if each not in running]
+    return {name: graph_id for name, graph_id in kept.items() if name not in running}
 
 
 async def require_namespace(client: Client) -> str:

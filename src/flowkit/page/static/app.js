@@ -1,8 +1,9 @@
-// Chooses what the page shows from its address: the list of tasks, or one task.
+// Chooses what the page shows from its address: the list of tasks or of schedules, or one task.
 
 import { ApiError, get, ofTask, setToken, takeToken } from "./api.js";
 import { byId, h, replace } from "./dom.js";
 import { TaskList } from "./list.js";
+import { ScheduleList } from "./schedules.js";
 import { TaskPage } from "./task.js";
 
 let shown = null;
@@ -27,9 +28,12 @@ async function show() {
     const session = await get("session");
     if (turn !== turns) return;
     byId("who").textContent = session.read_only ? `${session.actor}, read-only` : session.actor;
-    document.title = task ? `${task} – FlowKit` : "Tasks – FlowKit";
-    replace(byId("crumbs"), h("a", { href: "./" }, "Tasks"), task && h("span", {}, "›"), task && h("span", { "aria-current": "page" }, task));
-    shown = task ? new TaskPage(main, task, query, session, keep, fail) : new TaskList(main, query, navigate);
+    const schedules = !task && query.get("view") === "schedules";
+    document.title = `${task || (schedules ? "Schedules" : "Tasks")} – FlowKit`;
+    const section = (href, label, here) => h("a", { href, "aria-current": here && !task ? "page" : null, class: here && "here" }, label);
+    replace(byId("crumbs"), section("./", "Tasks", !schedules), section("?view=schedules", "Schedules", schedules), task && h("span", {}, "›"), task && h("span", { "aria-current": "page" }, task));
+    const List = schedules ? ScheduleList : TaskList;
+    shown = task ? new TaskPage(main, task, query, session, keep, fail) : new List(main, query, navigate);
     if (turn > 1) main.focus();
     await shown.start(structure);
   } catch (error) {

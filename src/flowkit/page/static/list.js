@@ -1,11 +1,9 @@
 // The list of tasks, with filters that are in the address.
 
-import { ApiError, get } from "./api.js";
 import { h, replace, update } from "./dom.js";
+import { LiveList, PAGE } from "./polling.js";
 import { clock, duration, STATUSES, symbolOf } from "./words.js";
 
-const PAGE = 50;
-const EVERY_MS = 2000;
 const CHOICES = [
   ["", "all"],
   ["status=running", "running"],
@@ -15,18 +13,9 @@ const CHOICES = [
   ["status=finished", "finished"],
 ];
 
-export class TaskList {
-  constructor(main, query, navigate) {
-    this.main = main;
-    this.query = query;
-    this.navigate = navigate;
-    this.stopped = new AbortController();
-  }
-
+export class TaskList extends LiveList {
   async start() {
     this.table = h("tbody", {});
-    this.note = h("p", { class: "note", role: "status" }, "loading…");
-    this.pages = h("nav", { class: "pages", "aria-label": "Pages of the list" });
     replace(
       this.main,
       h("h1", {}, "Tasks"),
@@ -38,17 +27,12 @@ export class TaskList {
       this.pages,
       h("p", { class: "note" }, "Everybody who may open this page sees all tasks of the database: tasks are not separated by tenant."),
     );
-    for (;;) {
-      await this.refresh();
-      await new Promise((resolve) => setTimeout(resolve, EVERY_MS));
-      if (this.stopped.signal.aborted) return;
-      if (document.hidden) await new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true }));
-    }
+    await this.follow();
   }
 
   // Show what another address has, without taking the focus. Return false if it is not a list.
   go(query) {
-    if (query.has("task")) return false;
+    if (query.has("task") || query.has("view")) return false;
     this.query = query;
     this.showFilters();
     this.refresh().catch(() => {}); // a refused token is reported when the list is read again
@@ -83,31 +67,16 @@ export class TaskList {
     for (const { lastElementChild: field } of this.searches) field.value = this.query.get(field.name) || "";
   }
 
-  async refresh() {
-    const turn = (this.turns = (this.turns || 0) + 1);
-    const skip = Number(this.query.get("skip") || 0);
+  path() {
     const asked = new URLSearchParams([...this.query].filter(([key]) => ["status", "show", "name", "id", "skip"].includes(key)));
     asked.set("limit", PAGE);
-    try {
-      const { tasks, more } = await get(`tasks?${asked}`, this.stopped.signal);
-      if (turn !== this.turns) return;
-      this.lostAt = null;
-      update(this.table, tasks.map((task) => this.row(task)));
-      this.note.textContent = tasks.length ? "" : this.nothing();
-      const page = (to, label) => {
-        const next = new URLSearchParams(this.query);
-        if (to) next.set("skip", to);
-        else next.delete("skip");
-        return h("button", { "data-key": label, onclick: () => this.navigate(next) }, label);
-      };
-      replace(this.pages, skip > 0 && page(Math.max(0, skip - PAGE), "newer"), more && page(skip + PAGE, "older"));
-    } catch (error) {
-      if (error.name === "AbortError") return;
-      if (error instanceof ApiError && (error.status === 401 || error.status === 403)) throw error;
-      if (turn !== this.turns) return;
-      this.lostAt ??= Date.now() / 1000;
-      this.note.textContent = `Not live since ${clock(this.lostAt)}: ${error.message}; trying again.`;
-    }
+    return `tasks?${asked}`;
+  }
+
+  show({ tasks, more }) {
+    update(this.table, tasks.map((task) => this.row(task)));
+    this.note.textContent = tasks.length ? "" : this.nothing();
+    this.showPages(more, "newer", "older");
   }
 
   nothing() {
@@ -126,9 +95,5 @@ export class TaskList {
       h("td", { class: "when" }, clock(task.started_at)),
       h("td", { class: "number" }, duration(took)),
       h("td", { class: "reason", title: task.reason }, task.reason && h("span", {}, task.reason)));
-  }
-
-  stop() {
-    this.stopped.abort();
   }
 }

@@ -11,6 +11,15 @@ export const STATUSES = {
   skipped: { symbol: "⤼", word: "skipped" },
 };
 
+// What has become of a nominal time of a schedule that has no task, or whose task no engine has begun.
+export const TIMES = {
+  refused: { symbol: "!", word: "refused" },
+  no_task: { symbol: "–", word: "no task" },
+  started: { symbol: "▷", word: "waits for an engine" },
+  waiting: { symbol: "◷", word: "waiting" },
+  due: { symbol: "·", word: "due" },
+};
+
 export const ENDED = new Set(["finished", "failed", "cancelled", "skipped"]);
 
 export const symbolOf = (status) => (STATUSES[status] || { symbol: "?" }).symbol;
@@ -33,6 +42,18 @@ export function clock(moment) {
   if (!moment) return "";
   const at = typeof moment === "number" ? new Date(moment * 1000) : new Date(moment);
   return Number.isNaN(at.getTime()) ? "" : at.toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
+}
+
+// A time in a time zone; in UTC if this browser does not know the zone.
+export function instant(text, zone) {
+  const at = new Date(text);
+  if (Number.isNaN(at.getTime())) return text;
+  const shown = (timeZone) => `${at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: at.getUTCSeconds() ? "medium" : "short", timeZone })} ${timeZone}`;
+  try {
+    return shown(zone);
+  } catch {
+    return shown("UTC");
+  }
 }
 
 // One sentence about what a node does or waits for; empty if its status says it all.

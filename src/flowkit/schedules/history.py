@@ -1,0 +1,244 @@
+"""What has become of the nominal times of schedules: one entry for each time.
+
+Temporal lists the nominal times, and MongoDB has the tasks. What decides is pure, and `Histories` reads both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from temporalio.client import ScheduleActionExecutionStartWorkflow
+
+from flowkit import reason_codes
+from flowkit.core.loops import gather_some
+from flowkit.graph.scheduled import format_nominal
+from flowkit.models import TaskStatus, temporal_names
+
+if TYPE_CHECKING:
+    from temporalio.client import Client, ScheduleActionResult, ScheduleDescription
+
+    from flowkit.adapters.tasks.queries import TimedTask
+    from flowkit.client import TaskClient
+    from flowkit.schedules.views import ScheduleView
+
+Find = Callable[[str], Awaitable["ScheduleDescription | None"]]
+"""Describes a schedule; None if there is none."""
+Matching = Callable[[datetime, datetime], Awaitable[Sequence[datetime]]]
+"""Returns the nominal times between two times, the first `MOST_TIMES` of them."""
+
+MOST_TIMES = 1_000
+"""Most nominal times that Temporal returns at once."""
+NEXT_TIMES = 3
+"""Number of coming times in a history."""
+REFUSED = frozenset({reason_codes.INVALID_GRAPH, reason_codes.CONDITIONS_TOO_LARGE})
+"""Codes of tasks that an engine has not begun."""
+_CONCURRENT = 10
+_REUSE_SEC = 30.0
+"""How long a description is reused while the list of schedules shows no change."""
+_GRACE = timedelta(seconds=10)
+"""How long a task may take to start, and to be visible, before its time counts as one without a task."""
+_AHEAD = timedelta(minutes=1)
+"""How far the nominal time of a triggered task may be ahead."""
+_STEP = timedelta(days=1)
+_WIDER = 4
+_LOOKS = 6
+_OPEN_TASKS = 1_000
+
+
+class NominalStatus(StrEnum):
+    """What has become of a nominal time, if it is not the status of a task that an engine has begun."""
+
+    REFUSED = "refused"
+    """The engine refused the task: its graph or params were not valid."""
+    NO_TASK = "no_task"
+    """No task has this time: an earlier one ran, Temporal was down, the schedule was paused, or it was purged."""
+    STARTED = "started"
+    """Temporal has started the task, and no engine has begun it yet."""
+    WAITING = "waiting"
+    """The task starts when an earlier one has ended."""
+    DUE = "due"
+    """The time is to come, or has just come."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NominalTime:
+    """A nominal time of a schedule."""
+
+    at: datetime
+    """In UTC."""
+    status: str
+    """The status of the task, or a NominalStatus."""
+    task_id: str | None = None
+    reason: str | None = None
+    """Why the task has failed, was cancelled or was refused."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the time in JSON types."""
+        return {
+            "at": format_nominal(self.at),
+            "status": self.status,
+            "task_id": self.task_id,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Described:
+    """What Temporal says of the times of a schedule."""
+
+    past: Sequence[datetime]
+    """The latest nominal times that have come."""
+    started: Mapping[datetime, str]
+    """The ids of the latest tasks, also of those that were triggered, by nominal time."""
+    buffered: int
+    """Number of tasks that wait for the end of an earlier one."""
+    since: datetime
+    """How far a history goes back: times before the last change are those of tasks."""
+
+
+def task_id_of(result: ScheduleActionResult) -> str:
+    """Return the id of the task that a schedule has started."""
+    started = result.action
+    return started.workflow_id if isinstance(started, ScheduleActionExecutionStartWorkflow) else ""
+
+
+async def find_past(
+    matching: Matching, since: datetime, now: datetime, step: timedelta, count: int
+) -> list[datetime]:
+    """Return the latest `count` nominal times between `since` and `now`. `step` is about the time between two.
+
+    Return fewer if many times come close together, with long pauses between them.
+    """
+    window, best = step * count, list[datetime]()
+    for _ in range(_LOOKS):
+        start = max(since, now - window)
+        found = await matching(start, now)
+        if len(found) >= MOST_TIMES:
+            if best:
+                break
+            window /= _WIDER
+            continue
+        best = list(found)
+        if len(found) >= count or start == since:
+            break
+        window *= _WIDER
+    return best[-count:]
+
+
+def merge_times(
+    view: ScheduleView,
+    described: Described,
+    tasks: Sequence[TimedTask],
+    running: frozenset[str],
+    now: datetime,
+    count: int,
+) -> tuple[NominalTime, ...]:
+    """Return the latest `count` nominal times, oldest first, and then the next ones.
+
+    `tasks` are those that MongoDB has. `running` are the ids of those that run according to Temporal: an engine may
+    not have begun them.
+    """
+    entries = {
+        at: _without_document(at, task_id, running) for at, task_id in _ids(view.name, described).items()
+    }
+    entries |= {each.at: _with_document(each) for each in tasks}
+    found = [entries[at] for at in sorted(entries)]
+    latest = max((place for place, each in enumerate(found) if each.task_id), default=-1)
+    waiting = range(latest + 1, latest + 1 + described.buffered)
+    late = now - _GRACE - view.times.jitter
+    for place, each in enumerate(found):
+        if each.task_id is None and place in waiting:
+            found[place] = replace(each, status=NominalStatus.WAITING)
+        elif each.task_id is None and each.at > late and not view.paused:
+            found[place] = replace(each, status=NominalStatus.DUE)
+    coming = [] if view.paused else [at for at in view.next_times if at not in entries][:NEXT_TIMES]
+    return (*found[-count:], *(NominalTime(at=at, status=NominalStatus.DUE) for at in coming))
+
+
+def _ids(name: str, described: Described) -> dict[datetime, str]:
+    """Return the id that the task of each nominal time has, or would have."""
+    return {**{at: f"{name}-{format_nominal(at)}" for at in described.past}, **described.started}
+
+
+def _without_document(at: datetime, task_id: str, running: frozenset[str]) -> NominalTime:
+    if task_id in running:
+        return NominalTime(at=at, status=NominalStatus.STARTED, task_id=task_id)
+    return NominalTime(at=at, status=NominalStatus.NO_TASK)
+
+
+def _with_document(task: TimedTask) -> NominalTime:
+    refused = task.status == TaskStatus.FAILED and (task.reason or "").partition(":")[0] in REFUSED
+    status = NominalStatus.REFUSED if refused else task.status
+    return NominalTime(at=task.at, status=status, task_id=task.task_id, reason=task.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    view: ScheduleView
+    described: Described
+    until: float
+
+
+class Histories:
+    """Reads histories. What Temporal says of a schedule is kept for a while, as long as the list shows no change."""
+
+    def __init__(self, client: Client, tasks: TaskClient, find: Find, matching: Callable[..., Any]) -> None:
+        """Read with these clients. `matching` takes the name of a schedule and two times."""
+        self._client = client
+        self._tasks = tasks
+        self._find = find
+        self._matching = matching
+        self._known: dict[tuple[str, int], _Known] = {}
+
+    async def read(self, views: Sequence[ScheduleView], count: int) -> dict[str, tuple[NominalTime, ...]]:
+        """Return the history of each schedule by name. One that was deleted meanwhile is absent."""
+        now = datetime.now(UTC)
+        self._known = {key: known for key, known in self._known.items() if known.until > time.monotonic()}
+        described = await gather_some(lambda view: self._describe(view, count, now), views, _CONCURRENT)
+        known = [(view, each) for view, each in zip(views, described, strict=True) if each is not None]
+        spans = {view.name: (each.since, now + _AHEAD) for view, each in known}
+        tasks = await self._tasks.timed_tasks(spans, count)
+        stored = {each.task_id for some in tasks.values() for each in some}
+        ids = {task_id for view, each in known for task_id in _ids(view.name, each).values()}
+        running = await self._running() if ids - stored else frozenset[str]()
+        return {
+            view.name: merge_times(view, each, tasks[view.name], running, now, count) for view, each in known
+        }
+
+    async def _running(self) -> frozenset[str]:
+        """Return the ids of the newest running tasks that schedules have started."""
+        query = f"ExecutionStatus = 'Running' AND {temporal_names.SCHEDULED_BY_ID} IS NOT NULL"
+        return frozenset([each.id async for each in self._client.list_workflows(query, limit=_OPEN_TASKS)])
+
+    async def _describe(self, view: ScheduleView, count: int, now: datetime) -> Described | None:
+        known = self._known.get((view.name, count))
+        if known is not None and known.view == view:
+            return known.described
+        found = await self._find(view.name)
+        if found is None:
+            return None
+        info = found.info
+        changed = info.last_updated_at or info.created_at
+        step = _step(info.next_action_times)
+        past = await find_past(partial(self._matching, view.name), changed, now, step, count)
+        described = Described(
+            past=past,
+            started={
+                each.scheduled_at.replace(microsecond=0): task_id_of(each) for each in info.recent_actions
+            },
+            buffered=found.raw_description.info.buffer_size,
+            since=min([now - step * count, *past[:1]]),
+        )
+        self._known[view.name, count] = _Known(view, described, time.monotonic() + _REUSE_SEC)
+        return described
+
+
+def _step(coming: Sequence[datetime]) -> timedelta:
+    """Return about the time between two nominal times."""
+    return (coming[-1] - coming[0]) / (len(coming) - 1) if len(coming) > 1 else _STEP

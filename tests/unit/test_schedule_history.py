@@ -1,0 +1,168 @@
+"""What has become of the nominal times of a schedule, and how far back Temporal is asked for them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from temporalio.service import RPCError, RPCStatusCode
+
+from flowkit.adapters.tasks.queries import TaskQueries, TimedTask
+from flowkit.graph.scheduled import format_nominal
+from flowkit.schedules import client, history
+from flowkit.schedules.history import Described, NominalTime, find_past, merge_times
+from flowkit.schedules.times import ScheduleTimes
+from flowkit.schedules.views import ScheduleView
+from flowkit.testing import memory_database
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from temporalio.client import ScheduleHandle
+
+HOUR = timedelta(hours=1)
+NOW = datetime(2026, 11, 26, 12, 30, tzinfo=UTC)
+NOON = NOW.replace(minute=0)
+
+
+def hours(*ago: float) -> list[datetime]:
+    """Return times so many hours before noon."""
+    return [NOON - each * HOUR for each in ago]
+
+
+def task(ago: float, status: str = "finished", reason: str | None = None) -> TimedTask:
+    """Return the task of such a time."""
+    (at,) = hours(ago)
+    return TimedTask(task_id=f"s-{format_nominal(at)}", at=at, status=status, reason=reason)
+
+
+def merge(
+    *tasks: TimedTask,
+    past: Sequence[datetime],
+    buffered: int = 0,
+    running: Sequence[datetime] = (),
+    paused: bool = False,
+    count: int = 60,
+    jitter: timedelta = timedelta(0),
+) -> list[str]:
+    """Return the statuses of a schedule that is due at each hour."""
+    view = ScheduleView(
+        name="s",
+        times=ScheduleTimes(every=HOUR, jitter=jitter),
+        paused=paused,
+        next_times=hours(-1, -2, -3, -4),
+    )
+    described = Described(past=past, started={}, buffered=buffered, since=NOW)
+    ids = frozenset(f"s-{format_nominal(at)}" for at in running)
+    found = merge_times(view, described, tasks, ids, NOW, count)
+    assert [each.at for each in found] == sorted(each.at for each in found)
+    return [str(each.status) for each in found]
+
+
+def test_each_time_has_the_status_of_its_task_or_says_that_there_is_none() -> None:
+    found = merge(
+        task(4, "failed", "invalid_graph: unknown function"),
+        task(3, "failed", "node a failed"),
+        task(1, "cancelled"),
+        past=hours(5, 4, 3, 2, 1, 0),
+        running=hours(0),
+    )
+    due = ["due"] * history.NEXT_TIMES
+    assert found == ["no_task", "refused", "failed", "no_task", "cancelled", "started", *due]
+
+
+def test_only_the_latest_times_count_and_triggered_and_earlier_tasks_are_among_them() -> None:
+    found = merge(task(7), task(1.5, "running"), task(0), past=hours(2, 1, 0), count=4)
+    assert found[:4] == ["no_task", "running", "no_task", "finished"]
+    assert merge(task(7), past=hours(0), paused=True) == ["finished", "no_task"]
+
+
+def test_times_after_the_latest_task_wait_if_temporal_keeps_them() -> None:
+    past = hours(3, 2, 1, 0)
+    assert merge(task(3), past=past, buffered=2)[:4] == ["finished", "waiting", "waiting", "no_task"]
+    assert merge(past=past, buffered=1)[:2] == ["waiting", "no_task"]
+
+
+def test_a_time_is_due_while_its_task_may_still_start() -> None:
+    assert merge(past=hours(1, 0), jitter=HOUR)[:2] == ["no_task", "due"]
+    assert merge(past=hours(1, 0), jitter=HOUR, paused=True) == ["no_task", "no_task"]
+
+
+@pytest.mark.parametrize(
+    ("every", "guess", "found", "looks"),
+    [
+        (HOUR, HOUR, 60, 1),
+        (HOUR, HOUR / 60, 60, 4),  # the next times are closer together than the past ones were
+        (HOUR / 3600, HOUR, 60, 5),  # more than Temporal returns at once
+        (HOUR * 24 * 100, HOUR * 24, 3, 4),  # there are no more since the schedule was created
+    ],
+)
+async def test_the_window_of_past_times_fits_their_density(
+    every: timedelta, guess: timedelta, found: int, looks: int
+) -> None:
+    since, asked = NOW - timedelta(days=365), 0
+
+    async def matching(start: datetime, end: datetime) -> list[datetime]:
+        nonlocal asked
+        asked += 1
+        first = -((since - start) // every) if start > since else 0
+        times = [since + place * every for place in range(first, (end - since) // every + 1)]
+        return times[: history.MOST_TIMES]
+
+    past = await find_past(matching, since, NOW, guess, 60)
+    assert past == sorted(past)
+    assert past[-1] > NOW - every
+    assert found <= len(past) <= 60
+    assert asked <= looks
+
+
+async def test_tasks_of_schedules_are_found_by_their_ids_alone() -> None:
+    db = memory_database()
+    queries = TaskQueries(db)
+    for name in ("s", "s-2026", "other"):
+        for ago in range(5):
+            nominal = format_nominal(NOON - ago * HOUR)
+            await db.tasks.insert_one(
+                {"id": f"{name}-{nominal}", "scheduled_at": nominal, "status": "finished"}
+            )
+    await db.tasks.insert_one({"id": "s-2026-11-26T11:30:00Z", "status": "running"})
+    spans = {name: (NOON - 3 * HOUR, NOON) for name in ("s", "s-2026")}
+    for most in (60, 1):
+        found = await queries.timed_tasks(spans, most)
+        assert {name: max(each.at for each in tasks) for name, tasks in found.items()} == dict.fromkeys(
+            spans, NOON
+        )
+        assert all(
+            each.task_id == f"{name}-{format_nominal(each.at)}" for name in found for each in found[name]
+        )
+    assert {name: len(tasks) for name, tasks in (await queries.timed_tasks(spans, 60)).items()} == {
+        "s": 4,
+        "s-2026": 4,
+    }
+    assert await queries.timed_tasks({}, 60) == {}
+
+
+def test_a_time_is_json() -> None:
+    at = NominalTime(at=NOON, status=history.NominalStatus.NO_TASK)
+    assert at.as_json() == {
+        "at": "2026-11-26T12:00:00Z",
+        "status": "no_task",
+        "task_id": None,
+        "reason": None,
+    }
+
+
+async def test_a_description_that_the_server_loses_is_asked_for_again() -> None:
+    limits: list[timedelta | None] = []
+
+    class Handle:
+        async def describe(self, *, rpc_timeout: timedelta | None = None) -> str:
+            limits.append(rpc_timeout)
+            if len(limits) == 1:
+                raise RPCError("Timeout expired", RPCStatusCode.CANCELLED, b"")
+            return "found"
+
+    assert cast("str", await client.look(cast("ScheduleHandle", Handle()))) == "found"
+    assert len(limits) == 2
+    assert None not in limits
