@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 HANDLERS = "tests.integration.handlers"
-WORKERS, SLOTS, OPEN = 2, 4, 12
+ROLES = {"quick": "Quick", "paced": "Paced", "failing": "Failing"}
+WORKERS, SLOTS, OPEN = 2, 2, 12
 LEASE_SEC = 2.0
 STARTED, ENDED = instruments.ATTEMPTS_STARTED.name, instruments.ATTEMPTS_ENDED.name
 
@@ -35,8 +37,9 @@ def random_nodes(chance: random.Random) -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = []
     for number in range(chance.randint(1, 5)):
         parents = [each["node_id"] for each in nodes if chance.random() < 0.4]
-        role = chance.choice(("quick", "paced", "failing"))
-        inline = {"batches": chance.randint(1, 3), "pause": chance.choice((0.0, 0.05, 0.3))}
+        role = chance.choice([*ROLES])
+        inline: dict[str, Any] = {"input_adapter": "noop"} if parents else {}
+        inline |= {"batches": chance.randint(1, 3), "pause": chance.choice((0.0, 0.05, 0.3))}
         if role == "failing":
             inline |= {"failures": chance.randint(1, 3)}
         retries = {"max": chance.randint(0, 2), "backoff_sec": 0.05}
@@ -57,12 +60,11 @@ class KilledWorker:
     def __init__(self, harness: Harness) -> None:
         self._harness = harness
         self._before: Counter[tuple[str, ...]] = Counter()
-        self.kills = 0
         self._start()
 
     def _start(self) -> None:
         self._port = free_port()
-        roles = (f"{HANDLERS}:{name}" for name in ("Quick", "Paced", "Failing"))
+        roles = (f"{HANDLERS}:{name}" for name in ROLES.values())
         options = ("--health-port", str(self._port), "--concurrency", str(SLOTS))
         self._process: ForkedProcess = self._harness.process("worker", *options, *roles)
 
@@ -80,12 +82,16 @@ class KilledWorker:
         """Read what the process has counted, kill it, and start another one."""
         self._before += await eventually(self.read)
         self._process.send_signal(signal.SIGKILL)
-        self.kills += 1
         self._start()
 
     async def counted(self) -> Counter[tuple[str, ...]]:
         """Return what the processes have counted, as far as it was read."""
         return self._before + await eventually(self.read)
+
+
+async def has_ended(harness: Harness, task_id: str) -> bool:
+    """Return whether a task has closed its document."""
+    return (await harness.document(task_id))["finished_at"] is not None
 
 
 async def run_tasks(harness: Harness, chance: random.Random, tasks: int) -> list[str]:
@@ -98,8 +104,7 @@ async def run_tasks(harness: Harness, chance: random.Random, tasks: int) -> list
             if cancel_after is not None:
                 await harness.until_status(task_id, "running")
                 await (await harness.handle(task_id)).cancel(reason="enough")
-            await harness.until_status(task_id, "finished", "failed", "cancelled")
-            await harness.result(task_id)
+            await eventually(partial(has_ended, harness, task_id))
             return task_id
 
     plans = [(random_nodes(chance), chance.choice((None, None, None, 1))) for _ in range(tasks)]
@@ -126,12 +131,28 @@ def check_ends(measured: Measured, documents: list[dict[str, Any]]) -> None:
     assert measured.counted(instruments.NODES_CLOSED) == dict(nodes)
 
 
+def check_attempts(counted: Counter[tuple[str, ...]], documents: list[dict[str, Any]], kills: int) -> None:
+    """Compare the workers' counts of attempts with the epochs of the documents.
+
+    What a process has counted between the last read and its kill is lost: at most the attempts in its slots, and those
+    that began before the signal arrived. An attempt that was cancelled before a worker began it has an epoch only.
+    """
+    nodes = [each for document in documents for each in document["graph"]["nodes"]]
+    epochs = sum(each.get("attempt_epoch", 0) for each in nodes)
+    unknown = 2 * kills * SLOTS * len(ROLES) + sum(each["status"] == "cancelled" for each in nodes)
+    for name in (STARTED, ENDED):
+        assert epochs - unknown <= sums(counted, name).total() <= epochs, (name, epochs, counted)
+
+
 @pytest.mark.parametrize(
-    ("tasks", "pause_sec"),
-    [pytest.param(12, 1.0), pytest.param(100, 3.0, marks=(pytest.mark.nightly, pytest.mark.timeout(600)))],
+    ("tasks", "kills", "pause_sec"),
+    [
+        pytest.param(10, 1, 0.5),
+        pytest.param(100, 10, 4.0, marks=(pytest.mark.nightly, pytest.mark.timeout(600))),
+    ],
 )
 async def test_counts_agree_with_documents_although_workers_are_killed(
-    harness: Harness, tasks: int, pause_sec: float
+    harness: Harness, tasks: int, kills: int, pause_sec: float
 ) -> None:
     chance = random.Random(tasks)
     harness.settings["lease_ttl_sec"] = LEASE_SEC
@@ -140,29 +161,14 @@ async def test_counts_agree_with_documents_although_workers_are_killed(
         workers = [KilledWorker(harness) for _ in range(WORKERS)]
 
         async def kill_one_after_the_other() -> None:
-            while True:
-                for worker in workers:
-                    await wait_seconds(pause_sec)
-                    await worker.kill()
+            for number in range(kills):
+                await wait_seconds(pause_sec)
+                await workers[number % WORKERS].kill()
 
-        killing = asyncio.create_task(kill_one_after_the_other())
-        try:
-            ids = await run_tasks(harness, chance, tasks)
-        finally:
-            killing.cancel()
-            await asyncio.gather(killing, return_exceptions=True)
+        ids, _ = await asyncio.gather(run_tasks(harness, chance, tasks), kill_one_after_the_other())
         documents = [await harness.document(task_id) for task_id in ids]
         check_ends(measured, documents)
-        kills = sum(worker.kills for worker in workers)
-        assert kills, "no worker was killed"
         counted: Counter[tuple[str, ...]] = Counter()
         for worker in workers:
             counted += await worker.counted()
-        epochs: Counter[str] = Counter()
-        for each in (each for document in documents for each in document["graph"]["nodes"]):
-            epochs[each["type"]] += each.get("attempt_epoch", 0)
-        started, ended = sums(counted, STARTED), sums(counted, ENDED)
-        # What a process has counted between the last read and its kill is lost, and with it at most its slots.
-        lost = epochs.total() - started.total()
-        assert 0 <= lost <= kills * SLOTS, (epochs, started, kills)
-        assert abs(epochs.total() - ended.total()) <= kills * SLOTS, (epochs, ended, kills)
+        check_attempts(counted, documents, kills)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from flowkit.adapters.slots import QueueLimits, SlotUsage, WaitingRole
-from flowkit.engine.gauges import OpenCounts, oldest_ready, slot_values
+from flowkit.engine.gauges import OpenStates, oldest_ready, slot_values
 from flowkit.models import NodeStatus, TaskStatus
 
 NOW = 1_800_000_000.0
@@ -28,7 +28,7 @@ def node(role: str, status: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_open_nodes_count_by_role_and_status_and_ended_ones_do_not() -> None:
-    counts = OpenCounts()
+    counts = OpenStates()
     nodes = [
         node("page", "running"),
         node("page", "queued"),
@@ -41,7 +41,7 @@ def test_open_nodes_count_by_role_and_status_and_ended_ones_do_not() -> None:
 
 
 def test_task_that_has_changed_counts_once_and_one_that_has_ended_does_not() -> None:
-    counts = OpenCounts()
+    counts = OpenStates()
     counts.note(document("t", "running", node("page", "queued")))
     counts.note(document("t", "deferred", node("page", "deferred")))
     assert counts.nodes() == {("page", "deferred"): 1}
@@ -51,7 +51,7 @@ def test_task_that_has_changed_counts_once_and_one_that_has_ended_does_not() -> 
 
 
 def test_failed_task_counts_until_its_last_attempts_have_ended() -> None:
-    counts = OpenCounts()
+    counts = OpenStates()
     counts.note(document("t", "failed", node("page", "cancelling")))
     assert counts.tasks()["failed",] == 1
     assert counts.nodes() == {("page", "cancelling"): 1}
@@ -63,7 +63,7 @@ def test_failed_task_counts_until_its_last_attempts_have_ended() -> None:
 def test_held_node_counts_as_held_since_its_hold_began(
     hold: float | None, graph_hold: float | None, sec: float
 ) -> None:
-    counts, until_ms = OpenCounts(), int((NOW + sec - 25) * 1000)
+    counts, until_ms = OpenStates(), int((NOW + sec - 25) * 1000)
     held = node("page", "deferred", held_until_ms=until_ms, hold_sec=hold)
     counts.note(document("t", "deferred", held) | {"graph": {"nodes": [held], "hold_sec": graph_hold}})
     assert counts.nodes() == {("page", "held"): 1}
@@ -73,7 +73,7 @@ def test_held_node_counts_as_held_since_its_hold_began(
 
 
 def test_content_that_another_program_has_written_does_not_count() -> None:
-    counts = OpenCounts()
+    counts = OpenStates()
     for key, graph in enumerate(
         [None, {}, {"nodes": 1}, {"nodes": [1, None, {"type": 5, "status": "queued"}]}]
     ):
@@ -86,7 +86,7 @@ def test_content_that_another_program_has_written_does_not_count() -> None:
 
 
 def test_counts_of_changes_agree_with_counts_of_all_documents() -> None:
-    chance, counts, documents = random.Random(7), OpenCounts(), {}
+    chance, counts, documents = random.Random(7), OpenStates(), {}
     for _ in range(2_000):
         key = f"t{chance.randrange(40)}"
         nodes = [
@@ -100,7 +100,7 @@ def test_counts_of_changes_agree_with_counts_of_all_documents() -> None:
         ended = chance.choice([None, None, ENDED])
         documents[key] = document(key, chance.choice([*TaskStatus]).value, *nodes, finished_at=ended)
         counts.note(documents[key])
-    fresh = OpenCounts()
+    fresh = OpenStates()
     for each in documents.values():
         fresh.note(each)
     assert (counts.tasks(), counts.nodes(), counts.held(NOW)) == (
@@ -112,7 +112,7 @@ def test_counts_of_changes_agree_with_counts_of_all_documents() -> None:
 
 
 def test_activities_wait_in_the_queues_of_roles_and_of_the_versions_that_tasks_have_fixed() -> None:
-    counts = OpenCounts()
+    counts = OpenStates()
     nodes = [
         node("page", "queued"),
         node("shop.mail", "deferred"),

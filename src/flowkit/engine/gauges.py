@@ -94,7 +94,7 @@ class _TaskCount:
     """The versions that the task has fixed, with their roles."""
 
 
-class OpenCounts:
+class OpenStates:
     """Counts the open tasks and their nodes, from what their documents showed when they were read last."""
 
     def __init__(self) -> None:
@@ -223,7 +223,7 @@ class Gauges:
         self._owner = new_owner()
         self._turn = ""
         """The name of the turn, once it is known."""
-        self._counts: OpenCounts | None = None
+        self._counts: OpenStates | None = None
         """What was counted; None before the first count of a turn."""
         self._counted_at = 0.0
         self._full_count_at = 0.0
@@ -288,11 +288,11 @@ class Gauges:
         for gauge in (OPEN_TASKS, OPEN_NODES, OLDEST_HELD, OLDEST_READY, ROLE_WORKERS, SLOTS):
             gauge.set({})
 
-    async def _count(self, namespace_id: str) -> OpenCounts | None:
+    async def _count(self, namespace_id: str) -> OpenStates | None:
         """Return the counts of now, or None if the turn of this engine has ended meanwhile."""
         at = time.time()
         is_full = self._counts is None or time.monotonic() - self._full_count_at >= _FULL_COUNT_SEC
-        counts = OpenCounts() if self._counts is None or is_full else self._counts
+        counts = OpenStates() if self._counts is None or is_full else self._counts
         since = None if is_full else self._counted_at - _OVERLAP_SEC
         database_id = await self._store.database_id()
         states = self._tasks.states(since=since, namespace_id=namespace_id, database_id=database_id)
@@ -306,7 +306,7 @@ class Gauges:
         self._counts, self._counted_at = counts, at
         return counts
 
-    async def _report_others(self, counts: OpenCounts) -> None:
+    async def _report_others(self, counts: OpenStates) -> None:
         """Set the gauges of workers, slots and waits."""
         slots, queues = await self._grants.store(), counts.waiting_queues(self._queue)
         serving = await self._workers.count_online(self._queue)
