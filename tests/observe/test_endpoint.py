@@ -75,7 +75,12 @@ class Gate:
 
 def test_readers_that_come_together_share_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     process, rendered = MeasuredProcess.start("engine", "shop"), []
-    monkeypatch.setattr("flowkit.observe.process.generate_latest", lambda _: rendered.append(1) or b"")
+
+    def render(_: object) -> bytes:
+        rendered.append(1)
+        return b""
+
+    monkeypatch.setattr("flowkit.observe.process.generate_latest", render)
     monkeypatch.setattr(process, "_rendering", Gate(20))
     with ThreadPoolExecutor(20) as threads:
         texts = [threads.submit(process.render) for _ in range(20)]

@@ -1097,7 +1097,7 @@ class AdmissionQueue:
 
         It may have waited apart when `ready` was read, and be woken since by the end that made room for the chosen one.
         """
-        last: dict[str, tuple[int, int]] = {
+        last: dict[str | None, tuple[int, int]] = {
             holder: (item["rank"], item["seq"])
             for item in chosen
             for holder in rules.active_caps(limits, item["tenant"], item["user_id"])
