@@ -24,7 +24,7 @@ from temporalio.service import RPCError
 from flowkit import reason_codes
 from flowkit.adapters.dispatches import DispatchState
 from flowkit.attempt.background import error_summary
-from flowkit.attempt.supervision import heartbeat_pause_sec
+from flowkit.attempt.supervision import count_late_heartbeat, heartbeat_pause_sec
 from flowkit.attempt.workflows import WorkflowState, is_absent, look_up
 from flowkit.bridge.commands import ShownWaits
 from flowkit.bridge.rules.fencing import left_sec
@@ -36,7 +36,6 @@ from flowkit.bridge.rules.outcomes import (
     outcome_of_error,
     timeout,
 )
-from flowkit.core.instruments import LATE_HEARTBEATS
 from flowkit.errors import FlowKitError, KafkaUnavailable
 
 if TYPE_CHECKING:
@@ -342,9 +341,9 @@ class AttemptSupervisor:
         now = self._context.monotonic()
         for attempt in self._attempts.values():
             if now >= attempt.next_heartbeat and not attempt.sending:
-                pause = self._pause_sec(attempt.record.attempt.lease_ttl_sec)
-                if now - attempt.next_heartbeat > pause:
-                    LATE_HEARTBEATS.add(attempt.record.attempt.role)
+                run = attempt.record.attempt
+                pause = self._pause_sec(run.lease_ttl_sec)
+                count_late_heartbeat(run.role, now - attempt.next_heartbeat, pause)
                 attempt.next_heartbeat = now + pause
                 attempt.sending = True
                 sending = asyncio.create_task(self._heartbeat(attempt))

@@ -427,12 +427,11 @@ class Attempt:
         while True:
             due = time.monotonic() + pause
             await asyncio.sleep(pause)
-            if time.monotonic() - due > heartbeats.pause_sec(lease_ttl_sec):
-                LATE_HEARTBEATS.add(self._attempt.role)
+            late_sec, pause = time.monotonic() - due, heartbeats.pause_sec(lease_ttl_sec)
+            count_late_heartbeat(self._attempt.role, late_sec, pause)
             warn_of_blocked_loops()
             waits_for = self._waits_for()
             activity.heartbeat(*([{"state": "running", "waits_for": waits_for}] if waits_for else []))
-            pause = heartbeats.pause_sec(lease_ttl_sec)
 
     async def _renew_lease(self) -> None:
         """Extend the lease in the task document before it expires.
@@ -632,6 +631,12 @@ class HeartbeatThrottle:
 def heartbeat_pause_sec(attempts: int, lease_ttl_sec: float) -> float:
     """Return the seconds between two heartbeats of each of `attempts` attempts, at most a quarter of the lease."""
     return min(max(_HEARTBEAT_SEC, attempts / _MAX_HEARTBEATS_PER_SEC), lease_ttl_sec / 4)
+
+
+def count_late_heartbeat(role: str, late_sec: float, pause_sec: float) -> None:
+    """Count a heartbeat that is sent more than one pause after its moment."""
+    if late_sec > pause_sec:
+        LATE_HEARTBEATS.add(role)
 
 
 def renewal_pause_sec(now: float, longest_sec: float) -> float:
