@@ -10,6 +10,7 @@ import asyncio
 import functools
 import inspect
 import logging
+import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -73,6 +74,8 @@ more as objects."""
 
 _INDEX_CONFLICTS = frozenset({85, 86})
 """Server codes for an existing index with the same keys or the same name but a different definition."""
+
+_INDEX_NOT_FOUND = 27
 
 _USAGE_ERRORS = (
     pymongo_errors.CollectionInvalid,
@@ -346,6 +349,24 @@ async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) ->
         if error.code not in _INDEX_CONFLICTS:
             raise
         await _check_other_index(collection, keys, name, options)
+
+
+async def expire_after(collection: Any, name: str, seconds: float) -> None:
+    """Let MongoDB delete documents this long after their `created_at`, by the index `name`; 0 means never."""
+    whole = math.ceil(seconds)
+    index = (await collection.index_information()).get(name)
+    if index is not None and index.get("expireAfterSeconds") != whole:
+        await _drop_index(collection, name)
+    if whole:
+        await ensure_index(collection, "created_at", name, expireAfterSeconds=whole)
+
+
+async def _drop_index(collection: Any, name: str) -> None:
+    try:
+        await collection.drop_index(name)
+    except pymongo_errors.OperationFailure as error:
+        if error.code != _INDEX_NOT_FOUND:  # another engine has dropped it
+            raise
 
 
 async def _check_other_index(collection: Any, keys: Any, name: str, options: dict[str, Any]) -> None:

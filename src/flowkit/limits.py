@@ -131,6 +131,12 @@ REASON_CODE_CHARS = 100
 LAST_ERROR_CHARS = 2_000
 """Longest `last_error` of a node; longer texts are truncated."""
 
+ATTEMPT_LOG_BYTES = 1_048_576
+"""Most bytes of the lines that are kept of one attempt: half for its first lines, half for its last ones."""
+
+LOG_LINE_BYTES = 16_384
+"""Longest line that is kept; a longer one keeps its beginning and its end."""
+
 CARRIED_STATE_BYTES = 1_000_000
 """Largest state, besides graph and params, that a task hands over to its next run; error texts are truncated to fit."""
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TASK_COLLECTIONS = (
     *("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches"),
     *("stored_graphs", "input_values", "map_items", "node_shards", "batch_tries"),
-    *("flow_messages", "flow_events"),
+    *("flow_messages", "flow_events", "attempt_logs"),
 )
 
 

@@ -96,6 +96,12 @@ def test_metrics_of_the_sdk_are_in_the_same_text() -> None:
     del runtime
 
 
+def test_the_metrics_of_the_sdk_can_be_left_out() -> None:
+    process = MeasuredProcess.start("engine", "shop", sdk=False)
+    process.create_runtime().metric_meter.create_counter("things").add(2)
+    assert b"things" not in process.render()
+
+
 def test_a_process_without_the_product_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "installed", tuple)
     status, text = serve(HealthOptions(port=free_port()))

@@ -39,6 +39,7 @@ from flowkit.attempt.failures import (
     yielded,
 )
 from flowkit.attempt.storage import check_database
+from flowkit.core.handler_lines import begin_attempt, end_attempt
 from flowkit.core.instruments import (
     ATTEMPT_TIME,
     ATTEMPTS_ENDED,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.tasks.cancel_flags import CancelFlag, CancelFlags
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.core.handler_lines import LineSinks
     from flowkit.core.loop_portal import LoopPortal
     from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 
@@ -123,6 +125,8 @@ class WorkerContext:
     worker_id: str
     hb_interval_sec: float = 20.0
     cancel_poll_sec: float = 0.5
+    lines: LineSinks | None = None
+    """Takes what the attempts log; None if nothing does."""
 
     @cached_property
     def flags(self) -> CancelFlagPoller:
@@ -299,7 +303,12 @@ class Attempt:
 
     async def _run_executor(self) -> AttemptResult:
         contain_tasks(f"node {self._attempt.node_id!r} of task {self._attempt.task_id}")
-        return await Contained(self._executor.run())
+        worker, run_id = self._worker, self._info.workflow_run_id or ""
+        begin_attempt(self._attempt, worker.worker_id, run_id, worker.lines)
+        try:
+            return await Contained(self._executor.run())
+        finally:
+            end_attempt()
 
     def _start_supervision(self) -> asyncio.TimerHandle:
         """Return the timer that starts the supervision. A very short attempt ends before it, and costs no task."""

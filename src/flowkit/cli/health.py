@@ -104,7 +104,7 @@ def measure(reports: HealthOptions, kind: str, queue: str) -> ProcessMetrics | N
     `kind` is that of the process, such as `engine`.
     """
     found = products.metrics() if reports.measures else None
-    return None if found is None else found.start(kind, queue)
+    return None if found is None else found.start(kind, queue, reports.sdk_metrics)
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,14 @@ ServesMetrics = Annotated[
         help="Serve metrics for Prometheus at /metrics of the health port.",
     ),
 ]
+MeasuresSdk = Annotated[
+    bool,
+    typer.Option(
+        "--sdk-metrics/--no-sdk-metrics",
+        envvar="FLOWKIT_SDK_METRICS",
+        help="Add the metrics of Temporal's SDK, which cost more than those of FlowKit.",
+    ),
+]
 Processes = Annotated[
     int,
     typer.Option(
@@ -165,6 +173,7 @@ class HealthOptions:
     port: HealthPort = None
     host: HealthHost = DEFAULT_HEALTH_HOST
     metrics: ServesMetrics = True
+    sdk_metrics: MeasuresSdk = True
 
     @property
     def measures(self) -> bool:

@@ -91,7 +91,8 @@ def run_processes(count: int, run: Callable[[HealthOptions, int], None], reports
         return 0
     with TemporaryDirectory(prefix="flowkit-health-") as folder:
         files = [Path(folder, f"{number}.json") for number in range(1, count + 1)]
-        return _Replicas(run, files, products.metrics() if reports.measures else None).run(reports)
+        metrics = products.metrics() if reports.measures else None
+        return _Replicas(run, files, metrics, reports.sdk_metrics).run(reports)
 
 
 _SCRAPE_TIMEOUT_SEC = 5.0
@@ -123,7 +124,11 @@ class _Replicas:
     """The child processes of one command."""
 
     def __init__(
-        self, run: Callable[[HealthOptions, int], None], files: Sequence[Path], metrics: Metrics | None
+        self,
+        run: Callable[[HealthOptions, int], None],
+        files: Sequence[Path],
+        metrics: Metrics | None,
+        sdk_metrics: bool,
     ) -> None:
         self._files = files
         self._metrics = metrics
@@ -132,7 +137,8 @@ class _Replicas:
         self._scrapes = [_Scrape(ours) for ours, _ in pipes if ours]
         self._children: list[SpawnProcess] = [
             context.Process(
-                target=_run_replica, args=(run, ReplicaReports(file=str(file), scrapes=theirs), number)
+                target=_run_replica,
+                args=(run, ReplicaReports(file=str(file), scrapes=theirs, sdk_metrics=sdk_metrics), number),
             )
             for number, (file, (_, theirs)) in enumerate(zip(files, pipes, strict=True), 1)
         ]

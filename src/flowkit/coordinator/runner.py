@@ -40,6 +40,7 @@ from flowkit.core.time import SystemClock
 from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import EngineLoops, check_functions, create_workers, prepare_settings
 from flowkit.errors import Removed
+from flowkit.products import keep_logs
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from flowkit.connection import Service
     from flowkit.models import Settings, TaskResult, TaskStatus
     from flowkit.models.admission import Admission
+    from flowkit.products import LogKeeper
 
 
 class RemovedAttributes:
@@ -171,6 +173,8 @@ class Coordinator(RemovedAttributes):
         )
         self._thread: WorkerThread | InlineWorkers | None = None
         self._loops: EngineLoops | None = None
+        self._lines: LogKeeper | None = None
+        """Keeps what functions log."""
         self._bridge: Bridge | None = None
 
     @property
@@ -187,6 +191,7 @@ class Coordinator(RemovedAttributes):
             error=None if error is None else error_summary(error),
             loops=(
                 *(() if self._loops is None else self._loops.health),
+                *(() if self._lines is None else (self._lines.health,)),
                 *self._hosted.loops,
                 *(() if bridge is None else bridge.loops),
             ),
@@ -231,6 +236,7 @@ class Coordinator(RemovedAttributes):
         portal = LoopPortal()
         await namespace.id()
         grants = SlotGrants(client, self.db, namespace.id, self.cfg)
+        lines = keep_logs(self.db, self.cfg)
 
         def build() -> list[Service]:
             bridge = self._new_bridge(client, settings, portal)
@@ -246,6 +252,7 @@ class Coordinator(RemovedAttributes):
                 namespace_id=namespace.id,
                 grants=grants,
                 inline=self._hosted.local_activity,
+                lines=lines,
             )
             return [*workers, *self._hosted.pollers(client), *([bridge] if bridge is not None else [])]
 
@@ -253,6 +260,9 @@ class Coordinator(RemovedAttributes):
         await thread.start()
         self._thread = thread
         self._loops = EngineLoops(self._tasks, self.cfg, namespace, grants)
+        if lines is not None:
+            lines.start()
+        self._lines = lines
 
     def _new_bridge(self, client: Client, settings: Settings, portal: LoopPortal) -> Bridge | None:
         """Return the bridge to the external workers of `worker_types`, or None if there are none."""
@@ -280,6 +290,9 @@ class Coordinator(RemovedAttributes):
             await loops.stop()
         if thread is not None:
             await thread.stop()
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            await lines.stop()
         await self._hosted.stop()
 
     async def restart(self) -> None:

@@ -252,7 +252,7 @@ LOG_LINES: Final = Counter(
 )
 LOG_LINES_DROPPED: Final = Counter(
     name="flowkit_log_lines_dropped_total",
-    text="Lines of handlers that were not kept, by role and reason: bound, outage, size.",
+    text="Lines of handlers that were not kept, by role and reason: bound, outage, refused.",
     labels=("role", "reason"),
 )
 

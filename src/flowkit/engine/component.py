@@ -29,6 +29,7 @@ from flowkit.engine.worker import (
     read_activity_name,
 )
 from flowkit.models import AttemptInput, AttemptResult, temporal_names
+from flowkit.products import keep_logs
 from flowkit.workflows.interceptor import TaskInterceptor
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from flowkit.activities.function_attempt import Function
     from flowkit.adapters.mongo import Database
     from flowkit.config import CoordinatorConfig
+    from flowkit.products import LogKeeper
 
 
 _logger = logging.getLogger("flowkit.engine.worker")
@@ -137,6 +139,7 @@ class EngineComponent(WorkerComponent):
         self._tasks = TaskStore(db)
         self._artifacts = ArtifactStore(db)
         self._loops: EngineLoops | None = None
+        self._lines: LogKeeper | None = None
         self._function_worker: SideWorker | None = None
 
     def configured(self, config: WorkerConfig) -> WorkerConfig:
@@ -163,6 +166,7 @@ class EngineComponent(WorkerComponent):
         portal = LoopPortal()
         identity = worker.config(active_config=True).get("identity") or worker.client.identity
         grants = SlotGrants(worker.client, self._tasks.database, namespace.id, self._config)
+        self._lines = keep_logs(self._tasks.database, self._config)
         calls = create_function_activities(
             config=self._config,
             tasks=self._tasks,
@@ -170,6 +174,7 @@ class EngineComponent(WorkerComponent):
             portal=portal,
             functions=self._functions,
             identity=identity,
+            lines=self._lines,
         )
         own = create_engine_activities(
             config=self._config,
@@ -188,6 +193,8 @@ class EngineComponent(WorkerComponent):
         )
         self._function_worker = SideWorker(side_worker, main=worker)
         self._loops = EngineLoops(self._tasks, self._config, namespace, grants)
+        if self._lines is not None:
+            self._lines.start()
 
     async def stop(self) -> None:
         """Stop the background loops and the function worker. Raise the error that ended the function worker, if any."""
@@ -196,6 +203,8 @@ class EngineComponent(WorkerComponent):
         await self._inline.stop()
         if self._function_worker is not None:
             await self._function_worker.stop()
+        if self._lines is not None:
+            await self._lines.stop()
 
 
 class SideWorker:

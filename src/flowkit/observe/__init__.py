@@ -1,7 +1,7 @@
-"""Metrics of the processes of FlowKit for Prometheus.
+"""Metrics of the processes of FlowKit for Prometheus, and the lines that handlers log, kept with their attempts.
 
-A process of the command line serves them at `/metrics` of its health port. A program that embeds a `Coordinator` or a
-`Worker` calls `start_metrics` before it connects to Temporal, and serves what `render` returns.
+A process of the command line serves its metrics at `/metrics` of its health port. A program that embeds a `Coordinator`
+or a `Worker` calls `start_metrics` before it connects to Temporal, and serves what `render` returns.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def check_installed() -> None:
         raise ConfigError("metrics need prometheus_client: run pip install 'flowkit-temporal[observe]'")
 
 
-def start_metrics(kind: str, queue: str) -> MeasuredProcess:
+def start_metrics(kind: str, queue: str, sdk: bool = True) -> MeasuredProcess:
     """Measure this process from now on. A second call starts anew, at zero.
 
-    `kind` and `queue` become labels of `flowkit_info`, for example `worker` and the task queue. Raise ConfigError if
-    the extra `observe` is not installed.
+    `kind` and `queue` become labels of `flowkit_info`, for example `worker` and the task queue. Without `sdk`, the
+    runtimes of `create_runtime` measure nothing. Raise ConfigError if the extra `observe` is not installed.
     """
     check_installed()
     from flowkit.observe.process import MeasuredProcess
 
-    return MeasuredProcess.start(kind, queue)
+    return MeasuredProcess.start(kind, queue, sdk)

@@ -39,11 +39,12 @@ os.register_at_fork(after_in_child=lambda: listen(None))
 class MeasuredProcess:
     """The metrics of this process. Its methods can be called on any thread."""
 
-    def __init__(self, kind: str, queue: str, recorder: MetricsRecorder) -> None:
+    def __init__(self, kind: str, queue: str, recorder: MetricsRecorder, *, sdk: bool) -> None:
         self._info = {"kind": kind, "version": __version__, "queue": clean_label(queue)}
         self._registry = CollectorRegistry()
         self._registry.register(recorder)
         ProcessCollector(registry=self._registry)
+        self._measures_sdk = sdk
         self._sdk_port: int | None = None
         self._rendering = threading.Lock()
         self._rendered_at = float("-inf")
@@ -51,11 +52,11 @@ class MeasuredProcess:
         self._text = b""
 
     @classmethod
-    def start(cls, kind: str, queue: str) -> MeasuredProcess:
+    def start(cls, kind: str, queue: str, sdk: bool = True) -> MeasuredProcess:
         """Let the instruments of this process count from now on. In a process that forks from it, they do not."""
         recorder = MetricsRecorder()
         listen(recorder)
-        return cls(kind, queue, recorder)
+        return cls(kind, queue, recorder, sdk=sdk)
 
     def stop(self) -> None:
         """Let the instruments count no longer."""
@@ -68,6 +69,8 @@ class MeasuredProcess:
         of loopback, from which `render` reads them. Without such a port, the runtime has no metrics.
         """
         logs = TelemetryConfig.logging if logging is None else logging
+        if not self._measures_sdk:
+            return Runtime(telemetry=TelemetryConfig(logging=logs))
         for _ in range(_PORT_TRIES):
             port = free_port()
             metrics = PrometheusConfig(

@@ -12,6 +12,7 @@ from temporalio.client import ScheduleActionStartWorkflow
 from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit import products
 from flowkit.adapters.tasks.purge import BELONGINGS, Purge
 from flowkit.attempt.workflows import WorkflowState, look_up
 from flowkit.cli import output
@@ -55,18 +56,23 @@ class Purged:
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON document of `--json`."""
-        rows = {name: self.rows[name] for name in BELONGINGS}
+        rows = {name: self.rows[name] for name in list_collections()}
         return {"dry_run": self.dry_run, "tasks": self.rows["tasks"], "rows": rows, "running": self.running}
 
     def lines(self) -> list[str]:
         """Return the lines that the command prints."""
         verb = "would delete" if self.dry_run else "deleted"
         lines = [f"{verb} {count_of(self.rows['tasks'], 'task')}"]
-        lines += [f"  {name}: {self.rows[name]:,}" for name in BELONGINGS if self.rows[name]]
+        lines += [f"  {name}: {self.rows[name]:,}" for name in list_collections() if self.rows[name]]
         if self.running:
             some = ", ".join(self.running[:_SHOWN]) + (", …" if len(self.running) > _SHOWN else "")
             lines.append(f"kept {count_of(len(self.running), 'task')} still running in Temporal: {some}")
         return lines
+
+
+def list_collections() -> tuple[str, ...]:
+    """Return the collections of the core and of products whose rows belong to tasks."""
+    return (*BELONGINGS, *products.belongings())
 
 
 async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Purged:
@@ -81,6 +87,7 @@ async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Pu
             before=time.time() - options.older_than_sec,
             statuses=options.statuses,
             namespace_id=await require_namespace(both.temporal),
+            collections=list_collections(),
         )
         async for task_ids in purge.steps():
             running = await _find_running(both.temporal, task_ids)
