@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
 import math
 from datetime import UTC, datetime
@@ -31,7 +32,7 @@ from flowkit.errors import (
 from flowkit.text import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
 Database = Any
 """A Motor database, or an object with its interface: PyMongo Async, or the in-memory database of `flowkit.testing`."""
@@ -426,3 +427,14 @@ def moment(at: float) -> datetime:
 def iso(at: float) -> str:
     """Convert seconds since the Unix epoch to the documented ISO 8601 text, which ends in `+00:00`."""
     return moment(at).isoformat()
+
+
+async def aggregated(collection: Any, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of an aggregation.
+
+    Motor's `aggregate` returns a cursor; that of PyMongo's asynchronous client returns an awaitable of a cursor.
+    """
+    cursor = collection.aggregate(pipeline)
+    if inspect.isawaitable(cursor):
+        cursor = await cursor
+    return [row async for row in cursor]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,15 @@ from flowkit.adapters.batch_uids import uid_filters, uid_text
 from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
 from flowkit.adapters.input_values import InputValues
-from flowkit.adapters.mongo import Database, durable, ensure_index, iso, moment, translate_errors
+from flowkit.adapters.mongo import (
+    Database,
+    aggregated,
+    durable,
+    ensure_index,
+    iso,
+    moment,
+    translate_errors,
+)
 from flowkit.adapters.shards import ShardProgress, ShardStore
 from flowkit.adapters.tasks.fields import (
     INPUT_DIGEST,
@@ -34,7 +41,7 @@ from flowkit.protocol.messages import EventKind
 from flowkit.validation.arguments import require, task_id_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
 _SUMMARY = {
     "_id": 0,
@@ -625,14 +632,3 @@ def _running_attempt(task_id: str, node: dict[str, Any]) -> RunningAttempt:
 
 def _timestamp(stored: datetime | None) -> float | None:
     return None if stored is None else utc(stored).timestamp()
-
-
-async def aggregated(collection: Any, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of an aggregation.
-
-    Motor's `aggregate` returns a cursor; that of PyMongo's asynchronous client returns an awaitable of a cursor.
-    """
-    cursor = collection.aggregate(pipeline)
-    if inspect.isawaitable(cursor):
-        cursor = await cursor
-    return [row async for row in cursor]

@@ -150,10 +150,15 @@ async def first_open(tasks: OpenTasks, of: str | None = None) -> object:
     return await anext(tasks.pages(namespace_id="ns") if of is None else tasks.pages_of(of))
 
 
+async def first_states(tasks: OpenTasks) -> object:
+    return await anext(tasks.states(namespace_id="ns", database_id="db"))
+
+
 OPEN_CALLS: dict[str, Callable[[OpenTasks], Awaitable[object]]] = {
     "pages": first_open,
     "pages_of": lambda tasks: first_open(tasks, "ns"),
     "prepare": lambda tasks: tasks.prepare(),
+    "states": first_states,
     "counts": lambda tasks: tasks.counts(),
     "close_orphan": lambda tasks: tasks.close_orphan(TASK, RUN, "lost", AT),
     "take_turn": lambda tasks: tasks.take_turn("ns", "me", AT, 1),

@@ -28,7 +28,12 @@ async def test_engine_is_healthy_while_it_runs_and_sweeps(harness: Harness) -> N
     await eventually(swept)
     health = engine.health()
     assert (health.ok, health.running, health.error) == (True, True, None)
-    assert [loop.name for loop in health.loops] == ["the sweep", "concurrency limits", "lines of handlers"]
+    assert [loop.name for loop in health.loops] == [
+        "the sweep",
+        "concurrency limits",
+        "measuring open tasks",
+        "lines of handlers",
+    ]
     await engine.stop()
     assert not engine.health().running
 

@@ -24,6 +24,7 @@ from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.connection import register_search_attributes, registered_search_attributes
 from flowkit.engine.activations import OrderedRunner
+from flowkit.engine.gauges import Gauges
 from flowkit.engine.silent_attempts import SilenceCheck
 from flowkit.engine.slot_grants import SlotActivities
 from flowkit.engine.slot_leaks import SlotLoop
@@ -327,7 +328,7 @@ class EngineLoops:
     ) -> None:
         silence = SilenceCheck(grants.client, tasks.database, config)
         sweep = Sweep(grants.client, tasks, namespace, every_sec=config.sweep_sec, silence=silence)
-        self._loops = (sweep, SlotLoop(grants))
+        self._loops = (sweep, SlotLoop(grants), Gauges(tasks, namespace, grants, config.queue))
         self._running = [asyncio.create_task(loop.run()) for loop in self._loops]
 
     @property
