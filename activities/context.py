@@ -20,6 +20,8 @@ from flowkit.activities.typed import read_params
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.attempts import NumberedWrite, StoredParams
 from flowkit.adapters.vars import changes, rules
+from flowkit.core.handler_lines import HANDLER_LOGGER, HandlerLogger, mask_lines
+from flowkit.core.log import get_logger, log_context
 from flowkit.core.user_code import Contained
 from flowkit.errors import AdapterError, StoreUnavailable
 from flowkit.graph.expressions import hide
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from flowkit.activities.results import Batch
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.core.log import FieldLogger
     from flowkit.models import AttemptInput
 
 T = TypeVar("T")
@@ -265,6 +268,8 @@ class RunContext:
         self._read: dict[Any, Any] = {}
         self.kv: dict[str, Any] = {}
         """Scratch space of this run; every attempt starts with an empty one."""
+        self.log: FieldLogger = get_logger(HANDLER_LOGGER)
+        """Logs lines of this attempt: `ctx.log.info("page read", page=3)`, on any thread."""
         self.cancel_flag = asyncio.Event()
         """Set when the run is cancelled."""
         self.cancel_reason: str | None = None
@@ -327,7 +332,8 @@ class RunContext:
         """Let `batch` be the one that is being processed. FlowKit calls this."""
         self._batch = batch
         try:
-            yield
+            with log_context(batch_uid=batch.batch_uid):
+                yield
         finally:
             self._batch = None
 
@@ -339,6 +345,8 @@ class RunContext:
         `values` are those of the expressions in the input, which errors hide. FlowKit calls this before the hooks.
         """
         self._params, self._stored_params, self._attempt = None, params, attempt
+        self.log = HandlerLogger()
+        mask_lines(values or {}, lambda: self.params)
         self.hidden, self._read = values or {}, {}
 
     def cancelled(self) -> bool:

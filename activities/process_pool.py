@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowkit.activities.results import Batch
 from flowkit.activities.typed import read_params
 from flowkit.adapters.outages import clock_stopped
+from flowkit.core.handler_lines import HandlerLogger, LineWish, collecting, pass_on
 from flowkit.core.user_code import (
     UserCodeError,
     contained,
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
     from flowkit.activities.context import RunContext
     from flowkit.activities.handlers import RoleHandler
+    from flowkit.core.handler_lines import HandlerLine
+    from flowkit.core.log import FieldLogger
 
 T = TypeVar("T")
 
@@ -77,6 +80,13 @@ class ProcessContext:
     """The batch that is being processed, with its uid."""
     hidden: dict[str, Any] = field(default_factory=dict)
     """The values of expressions in the input, which errors hide."""
+    lines: LineWish | None = None
+    """Which lines the worker wants; None for none."""
+
+    @property
+    def log(self) -> FieldLogger:
+        """Logs lines of this attempt. They reach the worker at the end of the batch."""
+        return HandlerLogger()
 
     def params_as(self, kind: type[T]) -> T:
         """Return the params of the task as a model, or as another type that pydantic validates.
@@ -130,6 +140,7 @@ class ProcessPool:
             kv=ctx.kv,
             batch=ctx.batch,
             hidden=ctx.hidden,
+            lines=LineWish.current(),
         )
         async with self._idle_process() as process:
             forwarding = asyncio.create_task(process.cancel_when_set(ctx.cancel_flag))
@@ -196,6 +207,7 @@ class _Process:
             raise
         with contained:
             outcome: _Outcome = pickle.loads(pickled)
+        pass_on(outcome.lines)
         return outcome.read()
 
     async def cancel_when_set(self, flag: asyncio.Event) -> None:
@@ -269,6 +281,8 @@ class _Outcome:
     error: BaseException | None = None
     traceback: str = ""
     place: str = ""
+    lines: list[HandlerLine] = field(default_factory=list)
+    """What the batch has logged."""
 
     def __enter__(self) -> None:
         pass
@@ -302,12 +316,13 @@ def _process(role: str, batch: Batch, view: ProcessContext) -> bytes:
         os._exit(1)
     _shared[_BEGUN] = 1
     outcome, pid = _Outcome(), process_id()
-    with outcome, contained:
+    with outcome, collecting(view.lines, outcome.lines.extend), contained:
         hook: Any = _handlers[role].process_batch
         try:
             outcome.result, outcome.kv = hook(batch, view), view.kv
         finally:
             end_if_forked(pid)
+    with outcome, contained:
         return pickle.dumps(outcome)
     return pickle.dumps(outcome)
 

@@ -19,7 +19,7 @@ from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack
 from flowkit.attempt.failures import cut, refusal
 from flowkit.attempt.storage import complete_end
 from flowkit.attempt.supervision import sending_heartbeats
-from flowkit.core.instruments import TASKS_OPENED
+from flowkit.core.instruments import TASKS_OPENED, TASKS_REFUSED
 from flowkit.errors import (
     FlowKitError,
     GraphError,
@@ -238,6 +238,8 @@ class TaskActivities:
         The sweep closes a document that comes later, or that cannot be closed now. No client writes that of a task of a
         schedule: it is written here, so that lists show the task, and a rerun or a *Reset* can start it.
         """
+        if opening.scheduled_at is not None and opening.rerun is None:
+            TASKS_REFUSED.add(error.code)
         reason = _format_rejection(error)
         with suppress(FlowKitError):
             if opening.scheduled_at is not None and opening.rerun is None:
@@ -280,6 +282,9 @@ class TaskActivities:
             run_seq, earlier = await self._tasks.open_rerun(
                 opening, opening.rerun, namespace_id=namespace_id, database_id=database_id
             )
+            if opening.rerun.replaces:
+                node_ids = [node["node_id"] for node in opening.graph["nodes"]]
+                await self._artifacts.delete_other_nodes(opening.task_id, node_ids)
             return Opened(run_seq=run_seq, settings=self._settings, created_at=opening.at, earlier=earlier)
         try:
             run_seq, epochs = await self._tasks.open_task(

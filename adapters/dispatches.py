@@ -21,7 +21,7 @@ from pydantic import dataclasses as wire
 from pymongo import ASCENDING, ReturnDocument, UpdateOne
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
+from flowkit.adapters.mongo import Database, aggregated, durable, ensure_index, moment, translate_errors
 from flowkit.core.instruments import ATTEMPT_TIME, ATTEMPTS_ENDED
 from flowkit.core.utils import Fields, stable_hash
 from flowkit.errors import StoreRefused
@@ -517,6 +517,17 @@ class DispatchStore:
     async def count_open(self, roles: Iterable[str]) -> dict[str, int]:
         """Return the number of attempts without an outcome for each of `roles`."""
         return {role: await self._records.count_documents({"state": _ACTIVE, "role": role}) for role in roles}
+
+    @translate_errors
+    async def oldest_unaccepted(self, queue: str) -> dict[str, float]:
+        """Return when the oldest attempt of an engine queue was dispatched that no worker has accepted, by role.
+
+        Times are in seconds since the Unix epoch.
+        """
+        unaccepted = {"state": _OPEN, "queue": queue, "accepted_at": None}
+        grouped = {"_id": "$role", "since": {"$min": "$created_at"}}
+        rows = await aggregated(self._records, [{"$match": unaccepted}, {"$group": grouped}])
+        return {row["_id"]: row["since"] for row in rows}
 
     async def _read(self, wanted: Fields) -> list[Dispatch]:
         return await self._read_all(self._records.find(wanted))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import logging
+import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -30,7 +32,7 @@ from flowkit.errors import (
 from flowkit.text import bounded
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
 Database = Any
 """A Motor database, or an object with its interface: PyMongo Async, or the in-memory database of `flowkit.testing`."""
@@ -72,6 +74,8 @@ more as objects."""
 
 _INDEX_CONFLICTS = frozenset({85, 86})
 """Server codes for an existing index with the same keys or the same name but a different definition."""
+
+_INDEX_NOT_FOUND = 27
 
 _USAGE_ERRORS = (
     pymongo_errors.CollectionInvalid,
@@ -347,6 +351,24 @@ async def ensure_index(collection: Any, keys: Any, name: str, **options: Any) ->
         await _check_other_index(collection, keys, name, options)
 
 
+async def expire_after(collection: Any, name: str, seconds: float) -> None:
+    """Let MongoDB delete documents this long after their `created_at`, by the index `name`; 0 means never."""
+    whole = math.ceil(seconds)
+    index = (await collection.index_information()).get(name)
+    if index is not None and index.get("expireAfterSeconds") != whole:
+        await _drop_index(collection, name)
+    if whole:
+        await ensure_index(collection, "created_at", name, expireAfterSeconds=whole)
+
+
+async def _drop_index(collection: Any, name: str) -> None:
+    try:
+        await collection.drop_index(name)
+    except pymongo_errors.OperationFailure as error:
+        if error.code != _INDEX_NOT_FOUND:  # another engine has dropped it
+            raise
+
+
 async def _check_other_index(collection: Any, keys: Any, name: str, options: dict[str, Any]) -> None:
     """Accept an existing index that can replace the requested one. Raise StoreRefused if there is none."""
     unique = bool(options.get("unique"))
@@ -405,3 +427,14 @@ def moment(at: float) -> datetime:
 def iso(at: float) -> str:
     """Convert seconds since the Unix epoch to the documented ISO 8601 text, which ends in `+00:00`."""
     return moment(at).isoformat()
+
+
+async def aggregated(collection: Any, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of an aggregation.
+
+    Motor's `aggregate` returns a cursor; that of PyMongo's asynchronous client returns an awaitable of a cursor.
+    """
+    cursor = collection.aggregate(pipeline)
+    if inspect.isawaitable(cursor):
+        cursor = await cursor
+    return [row async for row in cursor]

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Self
 from pymongo import ASCENDING, DESCENDING
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
+from flowkit.adapters.entries import utc
+from flowkit.adapters.mongo import Database, aggregated, durable, ensure_index, moment, translate_errors
 from flowkit.adapters.turns import Turns
 from flowkit.models import Slot, SlotRequest
 
@@ -30,9 +31,12 @@ if TYPE_CHECKING:
 PAGE = 50
 """Largest number of requests that are read at once."""
 
+ALL_ROLES = "*"
+"""The name of the limit for all roles together. No role has this name."""
+
 _CHECKED = 20
 _USAGE: Fields = {"total": 1, "counts": 1, "turn": 1}
-_REQUEST = ("task_id", "run_id", "node_id", "epoch", "role", "priority", "asked_at")
+_REQUEST = ("task_id", "run_id", "node_id", "epoch", "role", "priority", "asked_at", "wanted_at")
 _ORDER = [("turn", ASCENDING), ("priority", DESCENDING), ("since", ASCENDING)]
 
 
@@ -56,7 +60,16 @@ class QueueLimits:
 
     def concern(self, role: str) -> bool:
         """Return whether a limit applies to attempts of `role`."""
-        return self.total is not None or role in self.by_role
+        return bool(self.names_for(role))
+
+    def names_for(self, role: str) -> tuple[str, ...]:
+        """Return the names of the limits that apply to attempts of `role`, as `sizes` has them."""
+        return tuple(name for name in (role, ALL_ROLES) if name in self.sizes)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each limit, by its name: the role, or ALL_ROLES."""
+        return {**self.by_role, **({} if self.total is None else {ALL_ROLES: self.total})}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +112,16 @@ def wait_reason(limits: QueueLimits, usage: SlotUsage, role: str, *, served: boo
     if is_full(limits, usage):
         return f"{usage.total} of {limits.total} over all roles"
     return "other tasks are first" if served else "no worker serves the role"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WaitingRole:
+    """The requests of one role that wait."""
+
+    requests: int
+    """Their number: one for each task with nodes that wait."""
+    since: float
+    """When the oldest of them arrived, in seconds since the Unix epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,6 +277,16 @@ class SlotStore:
             wanted["role"] = {"$nin": sorted(without)}
         found = self._requests.find(wanted, dict.fromkeys(_REQUEST, 1) | {"_id": 0}).sort(_ORDER).limit(most)
         return [SlotRequest(**request) async for request in found]
+
+    @translate_errors
+    async def waiting_by_role(self) -> dict[str, WaitingRole]:
+        """Return how many requests wait, and how long, by role."""
+        grouped = {"_id": "$role", "requests": {"$sum": 1}, "since": {"$min": "$since"}}
+        rows = await aggregated(self._requests, [{"$match": {"queue": self._id}}, {"$group": grouped}])
+        return {
+            row["_id"]: WaitingRole(requests=row["requests"], since=utc(row["since"]).timestamp())
+            for row in rows
+        }
 
     @translate_errors
     async def is_used(self) -> bool:

@@ -5,18 +5,18 @@ The log is for operators and monitoring. FlowKit bases no decision on it.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
-from pymongo.errors import BulkWriteError, OperationFailure
+from pymongo.errors import BulkWriteError
 
 from flowkit.adapters.mongo import (
     Database,
     duplicate_indexes,
     durable,
     ensure_index,
+    expire_after,
     moment,
     translate_errors,
 )
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from flowkit.models import AttemptFailure, AttemptInput
 
 _TTL = "ttl_worker_events"
-_INDEX_NOT_FOUND = 27
 _EVENT = [(name, ASCENDING) for name in ("task_id", "node_id", "event_hash")]
 
 
@@ -65,19 +64,7 @@ class WorkerEvents:
     @translate_errors
     async def expire_after(self, seconds: float) -> None:
         """Let MongoDB delete events this long after it stored them; 0 means never. Keep other indexes on the time."""
-        whole = math.ceil(seconds)
-        index = (await self._events.index_information()).get(_TTL)
-        if index is not None and index.get("expireAfterSeconds") != whole:
-            await self._drop_ttl()
-        if whole:
-            await ensure_index(self._events, "created_at", _TTL, expireAfterSeconds=whole)
-
-    async def _drop_ttl(self) -> None:
-        try:
-            await self._events.drop_index(_TTL)
-        except OperationFailure as error:
-            if error.code != _INDEX_NOT_FOUND:  # another engine has dropped it
-                raise
+        await expire_after(self._events, _TTL, seconds)
 
     @translate_errors
     async def append(self, events: Sequence[WorkerEvent], at: float) -> None:

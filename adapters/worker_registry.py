@@ -7,6 +7,7 @@ attempt only while a worker serves its role, and only roles with a worker get sl
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -221,6 +222,13 @@ class WorkerRegistry:
         }
         rows = self._workers.find(serving, _LISTED).limit(_MOST_ROWS)
         return [_registered(row) async for row in rows]
+
+    @translate_errors
+    async def count_online(self, queue: str) -> Counter[str]:
+        """Return how many online workers serve each role: those of an engine queue, and external ones."""
+        rows = self._workers.find({"status": WorkerStatus.ONLINE.value}, _LISTED)
+        online = [_registered(row) async for row in rows]
+        return Counter(role for each in online if each.queue in (queue, "") for role in {*each.roles})
 
     @translate_errors
     async def read_contracts(self, worker_ids: Collection[str]) -> dict[str, AnnouncedContract]:

@@ -15,6 +15,7 @@ from flowkit.adapters.external_inputs import ExternalInputs
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.adapters.worker_registry import WorkerRegistry
+from flowkit.core.instruments import MALFORMED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -74,6 +75,7 @@ class MalformedRecords:
             return
         self._seen[place] = None
         self.counts[record.topic] += 1
+        MALFORMED.add(record.topic)
         _logger.warning("skipped a malformed record (topic %s, partition %d, offset %d): %s", *place, why)
 
 

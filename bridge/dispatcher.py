@@ -27,6 +27,7 @@ from flowkit.attempt.supervision import HeartbeatThrottle, count_begin, report_f
 from flowkit.bridge.commands import LateCommands
 from flowkit.bridge.rules.messages import pull_of, task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, outcome_of_error
+from flowkit.core.instruments import DISPATCHES
 from flowkit.errors import BadInput, EpochTaken, FlowKitError, GraphError
 from flowkit.graph.expressions import hide
 from flowkit.graph.submission import pin_problem
@@ -190,6 +191,7 @@ class AttemptDispatcher:
             raise
         finally:
             self._placement.note_sent(attempt.role, record.partition, offset)
+        DISPATCHES.add(attempt.role)
         self._supervisor.watch(replace(record, offset=offset))
         self._in_background(self._store_offset(record, offset))
         return None

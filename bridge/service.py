@@ -35,12 +35,13 @@ from flowkit.bridge.pulled_inputs import PulledInputs
 from flowkit.bridge.signals import WorkerSignals
 from flowkit.bridge.status import StatusEvents
 from flowkit.bridge.supervisor import ORPHANS_SEC, TICK_SEC, AttemptSupervisor
+from flowkit.core.instruments import BRIDGE_ATTEMPTS, BRIDGE_LAG, BRIDGE_QUEUED
 from flowkit.errors import FlowKitError, KafkaUnavailable
 from flowkit.models.temporal_names import role_queue
 from flowkit.text import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from temporalio.client import Client
 
@@ -101,7 +102,9 @@ class Bridge:
                 name=self.bridge_id,
             ),
         )
-        self.measurements = Measurements(self.context, self.roles)
+        self.measurements = Measurements(
+            self.context, self.roles, count_attempts=lambda: self.supervisor.count_attempts()
+        )
         self._connect_parts(connection)
         self._stop = asyncio.Event()
         self._tick = BackgroundLoop("supervising external attempts", self._supervise, pause_sec=TICK_SEC)
@@ -218,6 +221,7 @@ class Bridge:
         for task in [*services, *others]:
             task.cancel()
         await asyncio.gather(*services, *others, return_exceptions=True)
+        self.measurements.clear()
         await asyncio.gather(*(lease.release() for lease in self.context.leases.values()))
         await self.dispatcher.stop()
         await self.delivery.stop()
@@ -374,8 +378,12 @@ class RoleService:
 class Measurements:
     """Reads the counts of the roles every five seconds, while `loop` runs."""
 
-    def __init__(self, context: BridgeContext, roles: Sequence[str]) -> None:
+    def __init__(
+        self, context: BridgeContext, roles: Sequence[str], *, count_attempts: Callable[[], Mapping[str, int]]
+    ) -> None:
+        """`count_attempts` returns how many attempts this bridge supervises, by role."""
         self._context = context
+        self._count_attempts_of_bridge = count_attempts
         self._roles = {role: RoleHealth(role=role) for role in roles}
         self.measured_at: float | None = None
         """When all counts were last read; None before the first time."""
@@ -390,7 +398,23 @@ class Measurements:
         found = await asyncio.gather(*(self._measure(role) for role in self._roles))
         self._roles = {health.role: health for health in found}
         self.measured_at = self._context.now()
+        self._report()
         self.loop.worked()
+
+    def _report(self) -> None:
+        """Set the gauges. A count that cannot be read has no value."""
+        own, roles = self._count_attempts_of_bridge(), self._roles
+        BRIDGE_ATTEMPTS.set({(role,): own.get(role, 0) for role in roles})
+        for gauge, counts in (
+            (BRIDGE_QUEUED, {role: each.queued for role, each in roles.items()}),
+            (BRIDGE_LAG, {role: each.status_lag for role, each in roles.items()}),
+        ):
+            gauge.set({(role,): count for role, count in counts.items() if count is not None})
+
+    def clear(self) -> None:
+        """Report nothing any more, because the bridge has stopped."""
+        for gauge in (BRIDGE_ATTEMPTS, BRIDGE_QUEUED, BRIDGE_LAG):
+            gauge.set({})
 
     async def _measure(self, role: str) -> RoleHealth:
         attempts = await self._count_attempts(role)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -36,6 +37,7 @@ from flowkit.bridge.rules.fencing import (
 )
 from flowkit.bridge.rules.messages import BadEvent, Malformed, StatusEvent, read_bad_event, read_status
 from flowkit.bridge.rules.outcomes import outcome_of, outcome_of_error
+from flowkit.core.instruments import BRIDGE_EVENTS, NODE_WAIT, is_measured
 from flowkit.errors import Fenced, FlowKitError, StoreRefused, StoreUnavailable
 from flowkit.limits import LARGEST_EPOCH, LAST_ERROR_CHARS
 from flowkit.protocol.messages import FINAL_UID, EvBatchFailed, EvBatchOk, EventKind, EvTaskDone
@@ -116,6 +118,7 @@ class StatusEvents:
         _raise_first(results)
         self._log.add([event for event in events if _is_logged(event, dispatches.get(record_key(event)))], at)
         self.handled += len(events)
+        _measure_events(events)
 
     async def settle(self) -> None:
         """Write renewed leases, numbers of batches and the log. Called before the events' offsets are committed."""
@@ -276,6 +279,9 @@ class StatusEvents:
         if not taken:
             await self._reload(run, event)
             return
+        if record.accepted_at is None:
+            waited = at - (record.attempt.ready_at or record.created_at)
+            NODE_WAIT.observe(max(0.0, waited), record.attempt.role)
         accepted_at = record.accepted_at if record.accepted_at is not None else at
         past = (*record.past_leases, *([record.lease.lease_id] if record.lease else []))
         run.accepted(replace(record, lease=lease, past_leases=past, accepted_at=accepted_at))
@@ -455,6 +461,17 @@ class StatusEvents:
 
 def _is_batch(run: PolledNode, event: StatusEvent) -> bool:
     return event.event.kind is EventKind.BATCH_OK and judge(run.record_of(event), event) is Verdict.APPLY
+
+
+def _measure_events(events: Iterable[StatusEvent | BadEvent]) -> None:
+    """Count events by role and kind. Those that could not be read have the kind `malformed`."""
+    if is_measured():
+        kinds = Counter(
+            (each.role, each.event.kind.value if isinstance(each, StatusEvent) else "malformed")
+            for each in events
+        )
+        for labels, count in kinds.items():
+            BRIDGE_EVENTS.add(*labels, amount=count)
 
 
 def _is_logged(event: StatusEvent | BadEvent, record: Dispatch | None) -> TypeGuard[StatusEvent]:

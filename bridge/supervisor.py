@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum, auto
@@ -23,7 +24,7 @@ from temporalio.service import RPCError
 from flowkit import reason_codes
 from flowkit.adapters.dispatches import DispatchState
 from flowkit.attempt.background import error_summary
-from flowkit.attempt.supervision import heartbeat_pause_sec
+from flowkit.attempt.supervision import count_late_heartbeat, heartbeat_pause_sec
 from flowkit.attempt.workflows import WorkflowState, is_absent, look_up
 from flowkit.bridge.commands import ShownWaits
 from flowkit.bridge.rules.fencing import left_sec
@@ -159,6 +160,10 @@ class AttemptSupervisor:
     def attempts(self) -> int:
         """Number of supervised attempts."""
         return len(self._attempts)
+
+    def count_attempts(self) -> Counter[str]:
+        """Return the numbers of supervised attempts by role, without roles that have none."""
+        return Counter(each.record.attempt.role for each in self._attempts.values())
 
     @property
     def sending(self) -> int:
@@ -336,7 +341,10 @@ class AttemptSupervisor:
         now = self._context.monotonic()
         for attempt in self._attempts.values():
             if now >= attempt.next_heartbeat and not attempt.sending:
-                attempt.next_heartbeat = now + self._pause_sec(attempt.record.attempt.lease_ttl_sec)
+                run = attempt.record.attempt
+                pause = self._pause_sec(run.lease_ttl_sec)
+                count_late_heartbeat(run.role, now - attempt.next_heartbeat, pause)
+                attempt.next_heartbeat = now + pause
                 attempt.sending = True
                 sending = asyncio.create_task(self._heartbeat(attempt))
                 self._heartbeats.add(sending)

@@ -41,6 +41,8 @@ _LOADED_FOR = {"gateway": "flowkit.gateway.process"}
 """What is imported, too, before the first program with this command starts: many tests start none."""
 FORK_SERVER = "FORK_SERVER_OF_TESTS"
 """The variable with the path of the socket where other processes ask for programs, as in `forked_program.py`."""
+FORKED_BY = "FORKED_BY"
+"""The variable with this path for one command alone."""
 TEST_PROCESS = "test process"
 """Stands for the module of a program that is a test process of pytest-xdist."""
 _FORKED_PROGRAM = Path(__file__).with_name("forked_program.py")
@@ -145,8 +147,11 @@ class ForkServer:
         return {FORK_SERVER: self._running()}
 
     def command(self, *module: str) -> str:
-        """Return the command line of a shell for `python -m module`, which accepts further arguments."""
-        variable = shlex.quote(f"{FORK_SERVER}={self._running()}")
+        """Return the command line of a shell for `python -m module`, which accepts further arguments.
+
+        Programs that it starts are forks of the server in its environment.
+        """
+        variable = shlex.quote(f"{FORKED_BY}={self._running()}")
         return f"env {variable} {shlex.join(_as_fork([sys.executable, '-P', '-m', *module]))}"
 
     def start(

@@ -15,6 +15,8 @@ from typing import NoReturn
 
 FORK_SERVER = "FORK_SERVER_OF_TESTS"
 """The variable with the path of the socket where the fork server takes requests of other processes."""
+FORKED_BY = "FORKED_BY"
+"""The same for the server of this program alone, if its own programs have another one."""
 HEADER_BYTES = 8
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -22,7 +24,7 @@ _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 
 def main() -> NoReturn:
     """Run the program and exit as it does."""
-    path, command = os.environ.get(FORK_SERVER), sys.argv[1:]
+    path, command = os.environ.pop(FORKED_BY, None) or os.environ.get(FORK_SERVER), sys.argv[1:]
     if not path:
         os.execv(command[0], command)
     early: list[int] = []

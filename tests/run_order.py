@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 SLOW = 10.0
 """About how many seconds a test with the mark `slow` takes, unless the mark names them: `slow(60)`."""
 SERVER = 2.0
-"""The same for a test with the mark `server`."""
+"""The same for a test with the mark `server`, but not for those in `SHORT_CALLS`."""
 OTHER = 0.05
 """The same for a test without such a mark: most of them take milliseconds of the processor, and wait for nothing."""
+SHORT_CALLS = "tests/contract/"
+"""The folder whose tests call a server for milliseconds, and need the processor as others without one do."""
 
 
 class Mark(Protocol):
@@ -65,7 +67,8 @@ def arranged(tests: Sequence[Test], processes: int) -> list[Test]:
 def _weight(test: Marked) -> float:
     if slow := test.get_closest_marker("slow"):
         return float(slow.args[0]) if slow.args else SLOW
-    return SERVER if test.get_closest_marker("server") else OTHER
+    waits = test.get_closest_marker("server") and not test.nodeid.startswith(SHORT_CALLS)
+    return SERVER if waits else OTHER
 
 
 def _groups(tests: Iterable[Test]) -> list[list[Test]]:

@@ -72,6 +72,7 @@ LOADED: dict[str, list[str]] = {
 """Modules in an order in which one process can import them, and what none of those up to each may have loaded."""
 
 
+@pytest.mark.slow(2)
 def test_importing_a_module_loads_only_what_it_needs() -> None:
     program = "import sys\n" + "\n".join(
         f"import {module}; print({module!r}, [m for m in {forbidden!r} if m in sys.modules])"

@@ -783,6 +783,7 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
     seen: int | None = None
     while not nodes.starts_no_attempt_of(node):
         await _wait_for_retry(nodes, node, state, seen)
+        ready_at = workflow.now().timestamp()
         async with nodes.slot_of(node, state):
             local = await _choose_local(nodes, node, state)
             if local is None:
@@ -790,7 +791,7 @@ async def _run_attempts(nodes: RunningNodes, node: Node, state: NodeState) -> No
             if nodes.starts_no_attempt_of(node):
                 return None
             seen = nodes.scheduler.source_progress(node)
-            failure = await _run_attempt(nodes, node, state, local)
+            failure = await _run_attempt(nodes, node, state, local, ready_at)
         if nodes.stopping or nodes.is_given_up():
             return NodeStatus.FINISHED if failure is None else None
         failure = nodes.take_outcome(node.index) or failure
@@ -838,10 +839,12 @@ def _input_bytes(scheduler: Scheduler, node: Node) -> int:
 
 
 async def _run_attempt(
-    nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None
+    nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None, ready_at: float
 ) -> AttemptFailure | None:
     """Run the node's next attempt. Return why it failed, or None if it succeeded."""
-    result = await _run_activity(nodes, node, state, local)
+    if workflow.now().timestamp() <= ready_at:
+        ready_at = 0.0
+    result = await _run_activity(nodes, node, state, local, ready_at=ready_at)
     if isinstance(result, AttemptFailure):
         return result
     if node.quarantine is not None:
@@ -850,11 +853,17 @@ async def _run_attempt(
 
 
 async def _run_activity(
-    nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None, shard: int = 0
+    nodes: RunningNodes,
+    node: Node,
+    state: NodeState,
+    local: LocalAttempts | None,
+    shard: int = 0,
+    *,
+    ready_at: float = 0.0,
 ) -> Any:
     """Run the node's next attempt, and return its result, or why it failed.
 
-    `shard` is the number of its shard, if any.
+    `shard` is the number of its shard, if any; `ready_at` since when the attempt has waited, if it has.
     """
     follows_wait, started_at = state.status is NodeStatus.DEFERRED, workflow.now()
     state.epoch += 1
@@ -863,7 +872,7 @@ async def _run_activity(
         nodes.wake()
     try:
         with nodes.flight(node.index):
-            result = await _execute(nodes, node, state, local, shard)
+            result = await _execute(nodes, node, state, local, shard, ready_at)
     except FailureError as error:
         failure = read_failure(error) or UNREQUESTED_CANCEL
         nodes.note_runner(node, failure.worker, failure.version)
@@ -879,7 +888,12 @@ async def _run_activity(
 
 
 async def _execute(
-    nodes: RunningNodes, node: Node, state: NodeState, local: LocalAttempts | None, shard: int
+    nodes: RunningNodes,
+    node: Node,
+    state: NodeState,
+    local: LocalAttempts | None,
+    shard: int,
+    ready_at: float,
 ) -> Any:
     """Run the activity of the current attempt and return its result.
 
@@ -889,8 +903,8 @@ async def _execute(
     attempt = attempt_input(
         nodes.scheduler, settings, workflow.info().workflow_id, node, document_bytes=nodes.document_bytes
     )
-    if shard:
-        attempt = replace(attempt, shard=shard)
+    if shard or ready_at:
+        attempt = replace(attempt, shard=shard, ready_at=ready_at)
     if local is not None:
         return await local.run(node, state, attempt)
     if nodes.local is not None:

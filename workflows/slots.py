@@ -258,12 +258,12 @@ class ConcurrencySlots:
     async def _acquire(
         self, node: Node, state: NodeState, slot: Slot, task_slot: TaskSlot, taken: AsyncExitStack
     ) -> None:
-        role = self._roles.setdefault(node.type, _WaitingRole())
+        role, wanted_at = self._roles.setdefault(node.type, _WaitingRole()), workflow.now().timestamp()
         role.waiting[node.index] = state
         try:
             state.waits_for = _describe_wait(node.type, role.reason)
             if not await self._try(slot, role, task_slot, taken):
-                await self._wait(slot, role, task_slot, taken)
+                await self._wait(replace(slot, wanted_at=wanted_at), role, task_slot, taken)
             self._on_change()
         finally:
             role.waiting.pop(node.index, None)
@@ -311,6 +311,7 @@ class ConcurrencySlots:
             role=slot.role,
             priority=self._priority,
             asked_at=workflow.now().timestamp(),
+            wanted_at=slot.wanted_at,
         )
         with self._withdrawn_on_cancel(slot):
             await call_engine(

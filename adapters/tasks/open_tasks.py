@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pymongo import ASCENDING
 
-from flowkit.adapters.mongo import Database, durable, ensure_index, iso, moment, translate_errors
+from flowkit.adapters.mongo import Database, aggregated, durable, ensure_index, iso, moment, translate_errors
 from flowkit.adapters.tasks.cancel_flags import set_of_task_flag
 from flowkit.adapters.tasks.close import count_ended, counted_fields
-from flowkit.adapters.tasks.fields import NODE_STATES, nodes_of
-from flowkit.adapters.tasks.queries import aggregated
+from flowkit.adapters.tasks.fields import NODE_STATES, PINNED, nodes_of
 from flowkit.adapters.turns import Turns
 from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, SkipReason, TaskStatus
 
@@ -28,6 +27,10 @@ _OPEN = [("finished_at", ASCENDING), ("namespace_id", ASCENDING), ("_id", ASCEND
 """Keys of the index for these queries. It contains only tasks that have not ended, in the order of the pages."""
 
 _OF_ONE_PAGE = 200
+_STATES_OF_ONE_PAGE = 50
+"""How many documents are read at once with the states of their nodes. Some are large."""
+_CHANGED = {"status": {"$in": [status.value for status in TaskStatus]}}
+"""Filter with which MongoDB finds the tasks that have changed since a moment by the index of the statuses."""
 _PROJECTION = {
     "id": 1,
     "run_id": 1,
@@ -35,6 +38,13 @@ _PROJECTION = {
     "namespace_id": 1,
     "updated_at": 1,
     "coordinator.liveness.silent_nodes": 1,
+}
+_STATES = {
+    "status": 1,
+    "finished_at": 1,
+    PINNED: 1,
+    "graph.hold_sec": 1,
+    **{f"graph.nodes.{name}": 1 for name in ("type", "status", "held_until_ms", "hold_sec")},
 }
 
 
@@ -57,11 +67,27 @@ class OpenTasks:
         nodes. If `namespace_id` is empty, yield only documents without a namespace. Omit documents with
         another database id, which come from a copy.
         """
-        wanted = {**_NOT_CLOSED, "namespace_id": {"$in": [namespace_id or None, None]}}
-        if database_id:
-            wanted["database_id"] = {"$in": [database_id, None]}
-        async for page in self._pages(wanted):
+        async for page in self._pages(_NOT_CLOSED | _owned_filter(namespace_id, database_id)):
             yield page
+
+    async def states(
+        self, *, since: float | None = None, namespace_id: str, database_id: str
+    ) -> AsyncIterator[list[Fields]]:
+        """Yield pages of the same documents, with their statuses and with what says how far each node is.
+
+        With `since`, yield those that have changed at that time or later instead, also of tasks that have ended. Their
+        times are those of the processes that have changed them, and some write late.
+        """
+        wanted = _NOT_CLOSED if since is None else {**_CHANGED, "updated_at": {"$gte": moment(since)}}
+        owned = _owned_filter(namespace_id, database_id)
+        cursor = self._tasks.find(wanted | owned, _STATES, batch_size=_STATES_OF_ONE_PAGE)
+        while page := await self._read_page(cursor):
+            yield page
+
+    @translate_errors
+    async def _read_page(self, cursor: Any) -> list[Fields]:
+        found: list[Fields] = await cursor.to_list(_STATES_OF_ONE_PAGE)
+        return found
 
     async def pages_of(self, namespace_id: str) -> AsyncIterator[list[Fields]]:
         """Yield pages of open documents that belong to this namespace."""
@@ -114,6 +140,19 @@ class OpenTasks:
     async def end_turn(self, namespace_id: str, owner: str) -> None:
         """Release the owner's reservation, so that another engine can sweep immediately."""
         await self._turns.end(_turn(namespace_id), owner)
+
+
+def _owned_filter(namespace_id: str, database_id: str) -> Fields:
+    """Return the filter for documents that belong to this namespace and database, or name none."""
+    owned: Fields = {"namespace_id": {"$in": [namespace_id or None, None]}}
+    if database_id:
+        owned["database_id"] = {"$in": [database_id, None]}
+    return owned
+
+
+def is_open(document: Fields) -> bool:
+    """Return whether the task of a document may still change."""
+    return document.get("finished_at") is None and document.get("status") in _NOT_CLOSED["status"]["$in"]
 
 
 def _turn(namespace_id: str) -> str:

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 BELONGINGS = (
     *("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches"),
     *("stored_graphs", "input_values", "map_items", "node_shards", "batch_tries"),
-    *("flow_messages", "flow_events"),
 )
-"""Collections whose rows belong to a task, which the field `task_id` names."""
+"""Collections of the core whose rows belong to a task, which the field `task_id` names."""
 
 _TASKS_PER_STEP = 20
 """Number of tasks in one step. Each task may have thousands of rows."""
@@ -32,8 +31,18 @@ class Purge:
     one. Raises StoreUnavailable if MongoDB does not respond.
     """
 
-    def __init__(self, db: Database, *, before: float, statuses: Collection[str], namespace_id: str) -> None:
+    def __init__(
+        self,
+        db: Database,
+        *,
+        before: float,
+        statuses: Collection[str],
+        namespace_id: str,
+        collections: Sequence[str] = BELONGINGS,
+    ) -> None:
+        """Prepare the purge. The rows of `collections` belong to the task that their `task_id` names."""
         self._db = durable(db)
+        self._collections = collections
         self._unused: Fields = {
             "part": 0,
             "created_at": {"$lt": moment(before)},
@@ -108,7 +117,7 @@ class Purge:
     async def count(self, task_ids: Sequence[str]) -> dict[str, int]:
         """Return the number of rows of these tasks by collection, including their documents under `tasks`."""
         own = _rows_filter(task_ids)
-        counts = {name: await self._db[name].count_documents(own) for name in BELONGINGS}
+        counts = {name: await self._db[name].count_documents(own) for name in self._collections}
         return {**counts, "tasks": await self._db.tasks.count_documents(self._documents_filter(task_ids))}
 
     @translate_errors
@@ -118,7 +127,7 @@ class Purge:
         Keep the document of a task that was opened again.
         """
         own = _rows_filter(task_ids)
-        removed = {name: (await self._db[name].delete_many(own)).deleted_count for name in BELONGINGS}
+        removed = {name: (await self._db[name].delete_many(own)).deleted_count for name in self._collections}
         ended = await self._db.tasks.delete_many(self._documents_filter(task_ids))
         return {**removed, "tasks": ended.deleted_count}
 

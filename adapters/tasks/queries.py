@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,15 @@ from flowkit.adapters.batch_uids import uid_filters, uid_text
 from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
 from flowkit.adapters.input_values import InputValues
-from flowkit.adapters.mongo import Database, durable, ensure_index, iso, moment, translate_errors
+from flowkit.adapters.mongo import (
+    Database,
+    aggregated,
+    durable,
+    ensure_index,
+    iso,
+    moment,
+    translate_errors,
+)
 from flowkit.adapters.shards import ShardProgress, ShardStore
 from flowkit.adapters.tasks.fields import (
     INPUT_DIGEST,
@@ -34,7 +41,7 @@ from flowkit.protocol.messages import EventKind
 from flowkit.validation.arguments import require, task_id_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
 _SUMMARY = {
     "_id": 0,
@@ -286,6 +293,19 @@ class TaskQueries:
         require(task_id_problem(task_id))
         found: dict[str, Any] | None = await self._db.tasks.find_one({"id": task_id}, {"_id": 0})
         return found
+
+    @translate_errors
+    async def status(self, task_id: str, *, namespace_id: str) -> str | None:
+        """Return the status of a task of this namespace; None if there is no such task."""
+        own = {"id": task_id, "namespace_id": {"$in": [namespace_id, None]}}
+        found = await self._db.tasks.find_one(own, {"_id": 0, "status": 1})
+        return None if found is None else found["status"]
+
+    @translate_errors
+    async def ended(self, task_ids: Collection[str]) -> list[str]:
+        """Return which of these tasks have ended."""
+        wanted = {"id": {"$in": [*task_ids]}, "finished_at": {"$ne": None}}
+        return [document["id"] async for document in self._db.tasks.find(wanted, {"_id": 0, "id": 1})]
 
     @translate_errors
     async def variables(self, task_id: str) -> dict[str, Any] | None:
@@ -612,14 +632,3 @@ def _running_attempt(task_id: str, node: dict[str, Any]) -> RunningAttempt:
 
 def _timestamp(stored: datetime | None) -> float | None:
     return None if stored is None else utc(stored).timestamp()
-
-
-async def aggregated(collection: Any, pipeline: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of an aggregation.
-
-    Motor's `aggregate` returns a cursor; that of PyMongo's asynchronous client returns an awaitable of a cursor.
-    """
-    cursor = collection.aggregate(pipeline)
-    if inspect.isawaitable(cursor):
-        cursor = await cursor
-    return [row async for row in cursor]

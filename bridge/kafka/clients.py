@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from flowkit.core.instruments import ERRORS
 from flowkit.errors import ConfigError, KafkaUnavailable
 
 if TYPE_CHECKING:
@@ -334,8 +335,14 @@ def is_transient(error: BaseException) -> bool:
 
 
 def unavailable(what: str, address: str, error: BaseException) -> KafkaUnavailable:
-    """Return the error for a failed call: what failed, at which address, why, and what to do."""
+    """Count a failed call, and return its error: what failed, at which address, why, and what to do."""
+    count_error(error)
     return KafkaUnavailable(f"{what} failed at {address}: {reason(error)}; {remedy(error)}")
+
+
+def count_error(error: BaseException) -> None:
+    """Count a request to Kafka that has failed."""
+    ERRORS.add("kafka", type(error).__name__)
 
 
 def reason(error: BaseException) -> str:

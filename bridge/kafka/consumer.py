@@ -221,6 +221,7 @@ class RecordConsumer:
                 *(self._group, self._connection.bootstrap, clients.reason(error), clients.remedy(error)),
             )
         self.connected = False
+        clients.count_error(error)
         self._note_error(error)
 
     def _note_error(self, error: BaseException) -> None:

@@ -118,6 +118,7 @@ class Producer:
                     async with asyncio.timeout(CONNECT_TIMEOUT_SEC):
                         self._client = await self._connect()
                 except clients.connect_errors() as error:
+                    clients.count_error(error)
                     if not reported:
                         reported = True
                         _logger.warning(
@@ -153,6 +154,7 @@ class Producer:
             return _too_large_error(topic, value)
         if _is_about_topic(error):
             return self._unavailable_error(topic, error)
+        clients.count_error(error)
         return SendUncertain(
             f"a record for the topic {topic} may or may not be stored in Kafka at "
             f"{self._connection.bootstrap}: {clients.reason(error)}; look for it in the topic before sending "
@@ -161,6 +163,7 @@ class Producer:
 
     def _unavailable_error(self, topic: str, error: Exception) -> KafkaUnavailable:
         if type(error).__name__ == "UnknownTopicOrPartitionError":
+            clients.count_error(error)
             return KafkaUnavailable(
                 f"Kafka at {self._connection.bootstrap} has no topic {topic}; create it, or set "
                 "kafka_create_topics"

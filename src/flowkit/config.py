@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from flowkit.core.handler_lines import KeptLogs
 from flowkit.errors import ConfigError
 from flowkit.text import kind_of, suggestion
 from flowkit.validation import settings
@@ -100,7 +101,7 @@ class _Kafka(_Topics):
 
 @_ignore_derived
 @dataclass
-class CoordinatorConfig(_Kafka):
+class CoordinatorConfig(KeptLogs, _Kafka):
     """Settings of the engine. Settings that end in `_sec` are in seconds and may be fractions."""
 
     worker_types: list[str] = field(default_factory=list)
@@ -141,6 +142,8 @@ class CoordinatorConfig(_Kafka):
     """How often the sweep compares open task documents with their workflows."""
     worker_events_ttl_sec: float = 30 * 86_400
     """How long MongoDB keeps a row of `worker_events`. 0 means for ever."""
+    attempt_logs_ttl_sec: float = 30 * 86_400
+    """How long MongoDB keeps the lines of handlers in `attempt_logs`. 0 means for ever."""
     hold_starts_events: int = 40_000
     """Number of history events at which a run stops starting new attempts until it continues as a new run."""
     hold_starts_bytes: int = 40_000_000
@@ -176,7 +179,7 @@ class CoordinatorConfig(_Kafka):
 
 @_ignore_derived
 @dataclass
-class WorkerConfig(_Topics):
+class WorkerConfig(KeptLogs, _Topics):
     """Settings of a native worker."""
 
     roles: list[str] = field(default_factory=lambda: ["echo"])
@@ -275,6 +278,9 @@ RULES = {
     "page_url": settings.optional(settings.web_address()),
     "sweep_sec": settings.seconds(),
     "worker_events_ttl_sec": settings.seconds(0),
+    "attempt_logs_ttl_sec": settings.seconds(0),
+    "kept_log_level": settings.log_levels(),
+    "keep_prints": settings.switch(),
     "hold_starts_events": settings.whole(1, 50_000),
     "hold_starts_bytes": settings.whole(1, 50_000_000),
     "roles": settings.roles(least=1),

@@ -72,6 +72,12 @@ SCHEDULE_EXPRESSIONS = 100
 SCHEDULE_HISTORY = 500
 """Most nominal times that one call returns of the history of a schedule."""
 
+BACKFILL_TIMES = 10_000
+"""Largest number of nominal times of a backfill."""
+
+BACKFILL_ACTIVE = 100
+"""Largest number of tasks of a backfill that run at once."""
+
 CONDITION_VALUES_BYTES = 1_000_000
 """Largest values that one condition reads, together."""
 
@@ -130,6 +136,12 @@ REASON_CODE_CHARS = 100
 
 LAST_ERROR_CHARS = 2_000
 """Longest `last_error` of a node; longer texts are truncated."""
+
+ATTEMPT_LOG_BYTES = 1_048_576
+"""Most bytes of the lines that are kept of one attempt: half for its first lines, half for its last ones."""
+
+LOG_LINE_BYTES = 16_384
+"""Longest line that is kept; a longer one keeps its beginning and its end."""
 
 CARRIED_STATE_BYTES = 1_000_000
 """Largest state, besides graph and params, that a task hands over to its next run; error texts are truncated to fit."""

@@ -1,5 +1,5 @@
 """What products add to the core: commands, processes, tasks that start later, what follows the end of a task, metrics,
-Graphviz.
+kept log lines, Graphviz.
 
 A product names its record in the entry points `flowkit.products` of its distribution, so the core imports none of
 them and works without them. Loading a record is cheap: it imports the code behind it only when that is called.
@@ -8,13 +8,14 @@ them and works without them. Loading a record is cheap: it imports the code behi
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from flowkit.core.handler_lines import LineSinks
 from flowkit.errors import ConfigError, FlowKitError
 from flowkit.models import CloseTask
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from temporalio.runtime import LoggingConfig, Runtime
 
     from flowkit.adapters.mongo import Database
+    from flowkit.attempt.background import LoopHealth
+    from flowkit.core.handler_lines import KeptLogs
     from flowkit.models.admission import Admission
 
 _logger = logging.getLogger("flowkit.products")
@@ -106,6 +109,91 @@ class UpProcess:
         return tuple(base + self.offset + number for number in range(len(self.default_ports)))
 
 
+class LogKeeper(LineSinks, Protocol):
+    """Keeps the lines of the attempts of one process."""
+
+    health: LoopHealth
+    """That of the loop which writes them."""
+
+    def start(self) -> None:
+        """Begin to capture lines, and to write them on the running loop."""
+
+    async def stop(self) -> None:
+        """Write what is left, but wait for MongoDB a few seconds at most. Call this after the attempts have ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptLine:
+    """A line of an attempt, or of the events of an external worker."""
+
+    node_id: str
+    attempt: int
+    """The epoch of the attempt."""
+    shard: int
+    left_out: int
+    """Number of lines of its attempt before it that were not kept."""
+    at: float
+    """Seconds since the Unix epoch."""
+    level: str
+    logger: str
+    text: str
+    batch_uid: str
+    worker_id: str
+    place: str
+    """Where it is among the lines that `LogReader.page` returns; texts sort like places."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinePage:
+    """Some lines of one attempt of a node, oldest first."""
+
+    lines: list[KeptLine]
+    earlier: bool
+    """Whether there are lines before them."""
+    later: bool
+    """Whether there are lines after them."""
+
+
+class LogReader(Protocol):
+    """Finds kept lines. All methods raise StoreUnavailable."""
+
+    def lines(
+        self, task_id: str, node_id: str | None = None, *, attempt: int | None = None, level: str = "DEBUG"
+    ) -> AsyncIterator[list[KeptLine]]:
+        """Yield the lines of a task, of a node or of an attempt so far, oldest first; then, again and again, new ones.
+
+        An empty list means that there are no more at present; the next step looks again. The caller pauses.
+        """
+
+    async def page(
+        self,
+        task_id: str,
+        node_id: str,
+        attempt: int,
+        *,
+        level: str = "DEBUG",
+        before: str = "",
+        after: str = "",
+        limit: int = 200,
+    ) -> LinePage:
+        """Return the last lines of an attempt; or those before one place; or the first ones after another place."""
+
+    async def kept_sec(self) -> float | None:
+        """Return how long lines are kept; None for ever."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logs:
+    """A product that keeps the lines of attempts. Each function takes a database first."""
+
+    keeper: Callable[[Database, KeptLogs], LogKeeper]
+    """Returns what keeps the lines of a process with these settings."""
+    reader: Callable[[Database], LogReader]
+    """Returns what finds them again."""
+    expire_after: Callable[[Database, float], Awaitable[None]]
+    """Lets MongoDB delete lines after so many seconds; 0 means never."""
+
+
 class ProcessMetrics(Protocol):
     """What a process measures. The methods are called on any thread."""
 
@@ -144,6 +232,10 @@ class Product:
     """Returns what submits tasks of a database to a queue."""
     on_closed: Callable[[Database], OnClosed] | None = None
     """Returns what an engine calls for each task of a database that has closed."""
+    logs: Logs | None = None
+    """Keeps the lines that handlers and functions log, and finds them again."""
+    belongings: tuple[str, ...] = ()
+    """Collections whose rows belong to a task, by the field `task_id`: `flowkit purge` deletes them with it."""
     graphviz: Callable[[], Path] | None = None
     """Returns the file of a Graphviz in WebAssembly, an ES module with which a browser draws pictures of graphs."""
     metrics: Callable[[], Metrics | None] | None = None
@@ -211,6 +303,22 @@ def submissions(db: Database, queue: str) -> Submissions | None:
     return next((each.submissions(db, queue) for each in installed() if each.submissions), None)
 
 
+def logs() -> Logs | None:
+    """Return what keeps the lines of attempts; None if no installed product does."""
+    return next((each.logs for each in installed() if each.logs), None)
+
+
+def keep_logs(db: Database, settings: KeptLogs) -> LogKeeper | None:
+    """Return what keeps the lines of this process; None if the settings or the installed products keep none."""
+    found = None if settings.least_kept_level() is None else logs()
+    return None if found is None else found.keeper(db, settings)
+
+
+def belongings() -> tuple[str, ...]:
+    """Return the collections of products whose rows belong to a task."""
+    return tuple(name for each in installed() for name in each.belongings)
+
+
 def graphviz() -> Path | None:
     """Return the file of a Graphviz in WebAssembly; None if no installed product has one."""
     files = (each.graphviz() for each in installed() if each.graphviz)
@@ -239,7 +347,7 @@ def missing(what: str, product: str) -> ConfigError:
 
     If its code is there, the package was installed from a checkout of older code, and has to register the product anew.
     """
-    extra = EXTRAS[product]
+    extra = EXTRAS.get(product, product)
     if _has_code(extra):
         return ConfigError(_describe_outdated(what, extra))
     return ConfigError(f"{what} is not installed: run pip install 'flowkit-temporal[{extra}]'")

@@ -16,6 +16,8 @@ ELLIPSIS = "…"
 EXCERPT = "\n  | "
 """Begins each line of a text that an error or a warning shows below its own line."""
 
+HIDDEN = "(hidden)"
+"""Stands in texts for people in place of a secret."""
 SECRET_KEY = re.compile(
     r"passw(or)?d|passphrase|secret|token|api_?key|access_?key|private_?key|authorization|credential|cookie",
     re.IGNORECASE,

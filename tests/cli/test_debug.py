@@ -17,9 +17,9 @@ from pydantic import BaseModel
 
 import flowkit
 from flowkit.cli import app
-from flowkit.cli.debug.mask import Mask
 from flowkit.cli.debug.recording import ReadOnly
 from flowkit.cli.debug.report import list_frames
+from flowkit.graph.masks import Mask
 from flowkit.testing import GraphRun, run_graph
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, role
 from tests.unit.handler_runs import call, node

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 TASK_COLLECTIONS = (
     *("artifacts", "metrics_raw", "stream_progress", "worker_events", "dispatches"),
     *("stored_graphs", "input_values", "map_items", "node_shards", "batch_tries"),
-    *("flow_messages", "flow_events"),
+    *("flow_messages", "flow_events", "attempt_logs"),
 )
 
 
@@ -138,6 +138,8 @@ async def test_purge_removes_only_tasks_with_the_requested_statuses(
         "dry_run": False,
         "tasks": 2,
         "rows": dict.fromkeys(TASK_COLLECTIONS, 2),
+        "backfills": 0,
+        "backfill_runs": 0,
         "running": [],
     }
     assert output.err == ""

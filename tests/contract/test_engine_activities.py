@@ -25,10 +25,12 @@ from tests.contract.builders import (
     stored,
     stored_statuses,
 )
+from tests.unit.measured import measuring
 
 from flowkit.activities import tasks as activities
 from flowkit.adapters.tasks.fields import new_task
 from flowkit.adapters.tasks.store import TaskStore
+from flowkit.core.instruments import TASKS_REFUSED
 from flowkit.errors import StoreRefused, StoreTooLarge, StoreUnavailable
 from flowkit.limits import NODE_STATE_BYTES
 from flowkit.models import NodeStatus, TaskStatus
@@ -201,7 +203,9 @@ async def test_document_of_a_rejected_task_is_closed_with_the_reason(db: Any, *,
 async def test_rejected_task_of_a_schedule_has_a_document_with_the_reason_and_its_values(db: Any) -> None:
     params = {"at": {"$cel": "task.scheduled_at"}}
     due = replace(unknown_function(), params=params, scheduled_at="2026-11-26T02:00:00Z")
-    error = await refused(engine(TaskStore(db)).open_task, due)
+    with measuring() as measured:
+        error = await refused(engine(TaskStore(db)).open_task, due)
+    assert measured.counted(TASKS_REFUSED) == {("invalid_graph",): 1}
     document = await stored(db)
     assert (document["status"], document["reason"]) == ("failed", f"invalid_graph: {error.message}")
     assert (document["scheduled_at"], document["params"]) == (due.scheduled_at, {"at": due.scheduled_at})

@@ -12,10 +12,12 @@ from tests.contract.bridges import Context, Parts, context_of
 from tests.contract.builders import AT
 from tests.contract.test_dispatch_renewals import LEASE, accepted
 from tests.unit.event_loop import let_other_tasks_run, until
+from tests.unit.measured import measuring
 
 from flowkit.adapters.dispatches import DispatchStore
 from flowkit.bridge.commands import CommandWatch
 from flowkit.bridge.supervisor import AttemptSupervisor
+from flowkit.core.instruments import LATE_HEARTBEATS
 from flowkit.errors import KafkaUnavailable, StoreRefused
 from flowkit.graph.input_adapters import PullArgs
 
@@ -153,6 +155,17 @@ async def test_one_heartbeat_of_each_attempt_waits_while_temporal_does_not_answe
     bridge.context.at += 2.0
     await bridge.supervisor.send_heartbeats()
     await until(lambda: bridge.temporal.heartbeats == 2 * MANY)
+
+
+async def test_heartbeats_that_are_late_by_more_than_their_interval_are_counted(bridge: Bridge) -> None:
+    bridge.temporal.answers.set()
+    with measuring() as measured:
+        await bridge.supervise(*names())
+        for passed_sec in (1.5, 2.0, 1.4, 60.0):
+            bridge.context.at += passed_sec
+            await bridge.supervisor.send_heartbeats()
+            await until(lambda: bridge.supervisor.sending == 0)
+    assert measured.counted(LATE_HEARTBEATS) == {("crawler",): MANY}
 
 
 async def test_heartbeats_do_not_wait_for_checks(bridge: Bridge) -> None:

@@ -25,7 +25,7 @@ from tests.mongo_commands import (
 from tests.mongo_table import documented, missing_rows, rows, unseen_rows
 from tests.sources import ROOT, sources
 
-from flowkit.adapters import mongo, worker_events
+from flowkit.adapters import mongo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,6 +68,7 @@ def test_no_name_has_two_rows_in_one_table() -> None:
     assert sorted({*named}) == sorted(named)
 
 
+@pytest.mark.slow(1)
 def test_every_operator_in_the_code_has_a_row_and_every_row_occurs_in_the_code() -> None:
     """The run of the tests compares what is sent. This finds code that no test runs, and rows that are left over."""
     used = {name for path in sources().values() for name in operators(path)} - NOT_OF_MONGODB
@@ -93,7 +94,7 @@ def test_every_error_code_that_the_code_knows_has_a_row() -> None:
         *mongo._DENIED_CODES,
         *mongo._PERMANENT_CODES,
         *mongo._INDEX_CONFLICTS,
-        worker_events._INDEX_NOT_FOUND,
+        mongo._INDEX_NOT_FOUND,
     }
     texts = [" ".join(row.cells) for row in rows() if row.section == CODES]
     described = {int(code) for text in texts for code in re.findall(r"`(\d+)`", text)}

@@ -6,6 +6,7 @@ The `io.input_inline` of a node controls its handler. Handlers record events in 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 from pathlib import Path
@@ -123,6 +124,20 @@ class Paced(Quick):
                 attempt = f"{ctx.node_id}.{ctx.attempt_epoch}"
                 await note({"_id": attempt, "seen_at": time.time(), "reason": ctx.cancel_reason})
             raise
+        return await super().process_batch(batch, ctx)
+
+
+class Chatty(Quick):
+    """Logs in each batch. Its first attempt fails."""
+
+    role = "chatty"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Log a hostile line, and return one metrics row unless it is the first attempt."""
+        logging.getLogger("shop").info("attempt %d begins \x1b[2J", ctx.attempt_epoch)
+        if ctx.attempt_epoch == 1:
+            raise ConnectionError("no route")
+        ctx.log.warning("attempt %d ends", ctx.attempt_epoch, count=2)
         return await super().process_batch(batch, ctx)
 
 

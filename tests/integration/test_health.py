@@ -28,7 +28,12 @@ async def test_engine_is_healthy_while_it_runs_and_sweeps(harness: Harness) -> N
     await eventually(swept)
     health = engine.health()
     assert (health.ok, health.running, health.error) == (True, True, None)
-    assert [loop.name for loop in health.loops] == ["the sweep", "concurrency limits"]
+    assert [loop.name for loop in health.loops] == [
+        "the sweep",
+        "concurrency limits",
+        "measuring open tasks",
+        "lines of handlers",
+    ]
     await engine.stop()
     assert not engine.health().running
 
@@ -37,7 +42,11 @@ async def test_worker_is_healthy_while_it_runs(harness: Harness) -> None:
     worker = await harness.worker({"quick": Quick()})
     health = worker.health()
     assert (health.ok, health.lost_events) == (True, 0)
-    assert [loop.name for loop in health.loops] == ["announcing the worker", "events of attempts"]
+    assert [loop.name for loop in health.loops] == [
+        "announcing the worker",
+        "events of attempts",
+        "lines of handlers",
+    ]
     await worker.stop()
     assert not worker.health().running
 

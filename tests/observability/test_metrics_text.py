@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from flowkit.attempt.background import Health, LoopHealth
 from flowkit.core.instruments import ALL, Counter, Gauge, listen
 from flowkit.observe import start_metrics
-from tests.observability.metric_names import KNOWN, OF_PROCESSES
+from tests.observability.metric_names import KNOWN, OF_PROCESSES, ROOT
 from tests.observability.programs import program
 
 if TYPE_CHECKING:
@@ -54,3 +54,9 @@ def test_the_text_has_the_metrics_and_labels_that_panels_may_use(text: bytes) ->
     own = {name: labels for name, labels in served.items() if name.startswith("flowkit_")}
     assert own == {name: labels for name, labels in KNOWN.items() if name.startswith("flowkit_")}
     assert {name for name in OF_PROCESSES if name.startswith("process_")} <= served.keys()
+
+
+def test_panels_use_only_metrics_of_the_sdk_that_the_page_lists() -> None:
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    used = {name.removesuffix("_bucket") for name in OF_PROCESSES if name.startswith("temporal_")}
+    assert {name for name in used if f"`{name}`" not in page} == set()

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
+from flowkit.cli.up.plan import Ports
 from tests.observability.programs import program
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,16 @@ def test_promtool_accepts_the_rules() -> None:
 @pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
 def test_prometheus_accepts_the_configuration(name: str) -> None:
     promtool("check", "config", "--lint-fatal", str(RULES.with_name(name)))
+
+
+def test_the_local_configuration_has_the_ports_of_flowkit_up() -> None:
+    text = RULES.with_name("local.yml").read_text(encoding="utf-8")
+    found = re.findall(r"job_name: flowkit-(\w+)\n.*targets: \[\"127\.0\.0\.1:(\d+)\"\]", text)
+    names = {"worker": "worker-1"}
+    assert [(name, int(port)) for name, port in found] == [
+        (name, Ports().health_port(names.get(name, name)))
+        for name in ("engine", "bridge", "gateway", "admission", "page", "worker")
+    ]
 
 
 def test_each_alert_fires_when_it_should() -> None:

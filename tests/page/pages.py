@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections import Counter
 from datetime import UTC, datetime
@@ -14,7 +16,11 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit.adapters.tasks.fields import new_task
 from flowkit.attempt.workflows import ABSENT, Found
 from flowkit.client import TaskCatalog, TaskClient
+from flowkit.core.handler_lines import HandlerLine
 from flowkit.errors import ActionRejected, StoreUnavailable
+from flowkit.models import AttemptInput
+from flowkit.observe.log_buffer import LineBuffer, WaitingBytes
+from flowkit.observe.log_store import LogStore
 from flowkit.reading.state import Servers
 from flowkit.testing import memory_database
 
@@ -130,6 +136,25 @@ class Stage:
         named = {"task_id": task_id, "node_id": node_id, "batch_uid": uid}
         given = {"status": status, "meta": {"rows": 1}, "updated_at": datetime.now(UTC)}
         await self.db.artifacts.insert_one(named | given)
+
+
+async def store_lines(
+    db: Any, task_id: str, node_id: str, epoch: int, texts: list[str], level: int = logging.INFO
+) -> None:
+    """Store lines of an attempt, as a worker would."""
+    attempt = AttemptInput(task_id=task_id, node_id=node_id, index=0, role="quick", epoch=epoch)
+    buffer = LineBuffer(
+        attempt,
+        "w-1",
+        level=level,
+        prints=False,
+        lock=threading.Lock(),
+        room=WaitingBytes(),
+        changed=lambda each: None,
+    )
+    for text in texts:
+        buffer.add(HandlerLine(time.time(), level, "shop", text))
+    await LogStore(db).append([row.document for row in buffer.take()[0]])
 
 
 def nodes(*names: str) -> list[dict[str, Any]]:

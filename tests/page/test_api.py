@@ -19,7 +19,7 @@ from flowkit.server import app, auth
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
-from tests.page.pages import Stage, nodes
+from tests.page.pages import Stage, nodes, store_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -103,6 +103,7 @@ async def started(front: Front) -> AsyncIterator[Front]:
         "schedules",
         "task/graph",
         "task/attempts",
+        "task/logs",
         "task/explanation",
         "task/variables",
         "task/stream",
@@ -114,6 +115,20 @@ async def test_reading_needs_a_token_with_the_right_to_read(started: Front, call
     assert [status for status, _ in found.values()] == [401, 403]
     assert (await started.get(call, None, **query))[0] == 401
     assert "tasks.read" in found["flows"][1]["error"]["message"]
+
+
+async def test_lines_of_an_attempt_are_escaped_and_come_in_pages(started: Front) -> None:
+    lines = [f"line {number}" for number in range(3)] + ["hostile \x1b[2J \u202e text"]
+    await store_lines(started.stage.db, TASK, "a", 1, lines)
+    query: Any = {"task_id": TASK, "node": "a", "attempt": "1"}
+    status, last = await started.get("task/logs", limit="2", **query)
+    assert (status, last["kept"], last["earlier"], last["later"]) == (200, True, True, False)
+    assert [each["text"] for each in last["lines"]] == ["line 2", "hostile \\u001b[2J \\u202e text"]
+    _, first = await started.get("task/logs", before=last["lines"][0]["place"], **query)
+    assert [each["text"] for each in first["lines"]] == ["line 0", "line 1"]
+    _, new = await started.get("task/logs", after=last["lines"][-1]["place"], level="warning", **query)
+    assert new == {"kept": True, "lines": [], "earlier": False, "later": False}
+    assert (await started.get("task/logs", level="loud", **query))[0] == 422
 
 
 async def test_actions_need_the_right_to_operate_and_carry_the_actor(started: Front) -> None:

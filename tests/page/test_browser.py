@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from tests.integration.harness import eventually
 from tests.page.browser import address, box, expect, serious
-from tests.page.pages import nodes
+from tests.page.pages import nodes, store_lines
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -423,3 +424,25 @@ async def test_old_messages_change_nothing_and_large_graphs_collapse(
         "edges": 2,
         "expanded": [1, 1, 1, 1, 1_498],
     }
+
+
+async def test_lines_of_an_attempt_are_shown_live_and_move_no_page(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """The last ones first, earlier ones on request, new ones while the attempt runs. No text of them is HTML."""
+    await stage.add("t-1", nodes("a"))
+    await stage.set_node("t-1", 0, status="running", attempt_epoch=1)
+    hostile = "<img src=x onerror='document.title=1'> \x1b[2J \u202e reversed"
+    await store_lines(stage.db, "t-1", "a", 1, [*(f"line {number}" for number in range(300)), hostile])
+    server = await start()
+    await page.goto(address(server, task="t-1", node="a"))
+    lines = page.locator("ol.lines li")
+    await expect(lines).to_have_count(200)
+    await expect(lines.last).to_contain_text("onerror='document.title=1'> \\u001b[2J \\u202e reversed")
+    await store_lines(stage.db, "t-1", "a", 1, ["a new one"], level=logging.ERROR)
+    await expect(lines.last).to_contain_text("ERROR a new one")
+    await page.get_by_role("button", name="earlier lines").click()
+    await expect(lines).to_have_count(302)
+    await page.get_by_label("Least level").select_option("warning")
+    await expect(lines).to_have_count(1)
+    assert await serious(page) == []

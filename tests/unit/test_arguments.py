@@ -7,9 +7,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from temporalio.service import RPCError, RPCStatusCode
+from tests.unit.property_examples import examples
 
 from flowkit import Coordinator, CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
@@ -314,6 +315,7 @@ async def test_handler_cannot_store_a_batch_with_an_invalid_uid(uid: Any) -> Non
         await writer.upsert_partial(uid, {})
 
 
+@settings(max_examples=examples(40))
 @given(text=st.text(max_size=210))
 def test_every_valid_new_id_is_a_valid_id(text: str) -> None:
     if arguments.new_task_id_problem(text) is None:

@@ -234,6 +234,7 @@ def test_error_names_the_layer_of_an_invalid_value(file: Path, monkeypatch: pyte
 SECONDS = [name for name in RULES if name.endswith("_sec")]
 MAY_BE_ZERO = (
     "worker_events_ttl_sec",
+    "attempt_logs_ttl_sec",
     "discovery_window_sec",
     "cancel_grace_sec",
     "_tick_sec",

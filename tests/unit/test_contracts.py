@@ -28,6 +28,7 @@ from pydantic import (
     model_validator,
 )
 from tests.unit.graphs import PULL, RECHUNK, pulling
+from tests.unit.property_examples import examples
 
 from flowkit.activities import contracts
 from flowkit.activities.contracts import announce, check_contracts
@@ -369,7 +370,7 @@ def nested(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
 types = st.recursive(st.sampled_from(LEAVES), nested, max_leaves=5)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), st.one_of(types, models(types)), st.one_of(types, models(types)))
 def test_reported_output_is_always_refused(data: st.DataObject, output: Typed, input_type: Typed) -> None:
     if not mismatches(returned(output[0]), taken(input_type[0])):
@@ -379,7 +380,7 @@ def test_reported_output_is_always_refused(data: st.DataObject, output: Typed, i
         JsonType(input_type[0], "the input").from_meta(meta)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(80), suppress_health_check=[HealthCheck.too_slow])
 @given(st.data(), st.one_of(types, models(types)), types, st.sampled_from(["a", "b", "value", None]))
 def test_reported_chunk_is_always_refused(
     data: st.DataObject, output: Typed, item: Typed, list_key: str | None

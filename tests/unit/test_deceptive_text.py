@@ -16,9 +16,9 @@ from tests.unit.test_cli_display import node, task
 from tests.unit.test_details import only_row
 
 from flowkit.cli import output
-from flowkit.cli.output import VisibleFormatter
 from flowkit.cli.screen import LiveScreen
 from flowkit.cli.tasks.display import draw_task, task_table
+from flowkit.core.log import TextLayout
 from flowkit.errors import GraphError
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus
@@ -92,7 +92,7 @@ def test_a_live_table_keeps_its_own_control_sequences_only() -> None:
 
 def test_logs_of_processes_show_deceptive_characters_as_escapes() -> None:
     record = logging.LogRecord("flowkit", logging.WARNING, "", 1, "node failed: %s", (ATTACK,), None)
-    assert VisibleFormatter("%(message)s").format(record) == f"node failed: {ESCAPED}"
+    assert TextLayout("%(message)s").format(record) == f"node failed: {ESCAPED}"
 
 
 @pytest.mark.parametrize(
@@ -128,5 +128,5 @@ def test_lines_of_temporals_core_have_the_form_of_other_log_lines(
     record = logger.makeRecord("temporalio.core", logging.WARNING, "", 0, "call retried", (), None)
     record.temporal_log = SimpleNamespace(fields={"error": "refused\x1b"})
     assert logger.filters[0].filter(record)  # type: ignore[union-attr]
-    line = VisibleFormatter("%(levelname)s %(name)s: %(message)s").format(record)
+    line = TextLayout("%(levelname)s %(name)s: %(message)s").format(record)
     assert line == "WARNING temporalio.core: call retried (error=refused\\u001b)"

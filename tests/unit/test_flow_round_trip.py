@@ -58,7 +58,7 @@ def test_a_graph_with_every_field_keeps_its_meaning() -> None:
     check_round_trip(FULL)
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(path=st.sampled_from(list(paths(FULL))), value=JSON)
 def test_a_graph_with_any_valid_value_keeps_its_meaning(path: Path, value: object) -> None:
     graph = planted(path, value)
@@ -66,7 +66,7 @@ def test_a_graph_with_any_valid_value_keeps_its_meaning(path: Path, value: objec
     check_round_trip(graph)
 
 
-@settings(max_examples=examples(80))
+@settings(max_examples=examples(40))
 @given(number=st.integers(0, 100_000))
 def test_a_random_graph_keeps_its_meaning(number: int) -> None:
     graph = graph_of(plan_of(47, number))

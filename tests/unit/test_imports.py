@@ -52,6 +52,7 @@ FORGET = "[sys.modules.pop(name) for name in [*sys.modules] if name.partition('.
 FIRST = ["core.log", "core.utils", "protocol.messages", "worker.state", "worker.input.pull_adapters"]
 
 
+@pytest.mark.slow(2)
 def test_documented_module_can_be_imported_first() -> None:
     program = "import sys\n" + "\n".join(
         f"from flowkit.{name} import {', '.join(DOCUMENTED[f'flowkit.{name}'].split())}\n{FORGET}"

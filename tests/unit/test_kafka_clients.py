@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from aiokafka import errors
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
+from tests.unit.measured import measuring
 
 from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.offsets import committed_offsets, group_members
 from flowkit.bridge.kafka.producer import _read_offset
+from flowkit.core.instruments import ERRORS
 from flowkit.errors import KafkaUnavailable
 
 
@@ -56,6 +58,18 @@ async def bounded(*results: Any, limit: float = 5) -> Any:
 
 async def test_transient_errors_are_retried() -> None:
     assert await bounded(errors.KafkaConnectionError(), ConnectionRefusedError(), TimeoutError(), 7) == 7
+
+
+async def test_requests_that_have_failed_are_counted_by_their_reason() -> None:
+    with measuring() as measured:
+        for error in (ConnectionRefusedError(), errors.GroupAuthorizationFailedError("g")):
+            with pytest.raises(KafkaUnavailable):
+                await bounded(error, limit=0.2)
+        await bounded(ConnectionRefusedError(), 7)
+    assert measured.counted(ERRORS) == {
+        ("kafka", "ConnectionRefusedError"): 1,
+        ("kafka", "GroupAuthorizationFailedError"): 1,
+    }
 
 
 async def test_retries_end_with_the_last_reason() -> None:

@@ -271,6 +271,7 @@ def test_errors_say_what_failed_where_and_what_to_do(error: Exception, message: 
         raise made
 
 
+@pytest.mark.slow(2)
 def test_importing_the_bridge_and_the_testing_package_loads_no_client() -> None:
     program = "import sys, flowkit.bridge.service, flowkit.testing.external; print('aiokafka' in sys.modules)"
     ended = subprocess.run(

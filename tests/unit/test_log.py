@@ -368,3 +368,50 @@ def test_level_set_by_the_application_is_kept() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.strip() == "40"
+
+
+# --- the log of processes -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def attempt_context() -> Iterator[None]:
+    """The context of an attempt that processes a batch."""
+    with log.log_context(
+        task_id="t-1", node_id="a", attempt_epoch=2, role="r", run_id="run-1", batch_uid="b 7"
+    ):
+        yield
+
+
+def _record(text: str, **fields: Any) -> logging.LogRecord:
+    return logging.makeLogRecord({"name": "shop", "levelname": "INFO", "msg": text, **fields})
+
+
+def test_text_line_of_an_attempt_names_it(attempt_context: None) -> None:
+    formatter = log.process_formatter("%(levelname)s %(name)s: %(message)s")
+    assert formatter.format(_record("page\x1b[2J read", page=3, db_password="hunter2")) == (
+        'INFO shop: page\\u001b[2J read  page=3 db_password="(hidden)" '
+        'task_id="t-1" node_id="a" attempt_epoch=2 batch_uid="b 7"'
+    )
+
+
+def test_text_line_outside_of_attempts_has_no_fields() -> None:
+    assert log.process_formatter("%(message)s").format(_record("starts", event="x")) == "starts"
+
+
+def test_one_setting_chooses_json(attempt_context: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWKIT_LOG_FORMAT", "json")
+    line = json.loads(log.process_formatter("%(message)s").format(_record("page read", page=3)))
+    assert line["message"] == "page read"
+    assert {name: line[name] for name in ("task_id", "attempt_epoch", "batch_uid", "run_id", "page")} == {
+        "task_id": "t-1",
+        "attempt_epoch": 2,
+        "batch_uid": "b 7",
+        "run_id": "run-1",
+        "page": 3,
+    }
+
+
+def test_unknown_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLOWKIT_LOG_FORMAT", "xml")
+    with pytest.raises(ConfigError, match="FLOWKIT_LOG_FORMAT is 'xml'; it must be text or json"):
+        log.process_formatter("%(message)s")

@@ -169,3 +169,31 @@ def test_process_ends_although_a_task_ignores_every_cancel(
     monkeypatch.setattr(loops, "IGNORED_SEC", 0.05)
     assert loops.run(main()) == "done"
     assert "without 1 task of user code that ignored a cancel: stubborn" in caplog.text
+
+
+async def test_some_calls_run_at_once_and_the_first_error_cancels_the_others() -> None:
+    running, most, gate = 0, 0, asyncio.Event()
+
+    async def call(number: int) -> int:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        try:
+            await gate.wait()
+            return number
+        finally:
+            running -= 1
+
+    calls = asyncio.create_task(loops.gather_some(call, range(5), 2))
+    await let_other_tasks_run()
+    gate.set()
+    assert await calls == [0, 1, 2, 3, 4]
+    assert most == 2
+    gate.clear()
+
+    async def fail(number: int) -> int:
+        return 1 // number if number < 1 else await call(number)
+
+    with pytest.raises(ZeroDivisionError):
+        await loops.gather_some(fail, [3, 2, 0, 1], 3)
+    assert running == 0

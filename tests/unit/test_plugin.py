@@ -117,11 +117,6 @@ async def test_sandbox_passes_flowkit_records_through_and_keeps_user_modules() -
     assert {"mine", "flowkit.models"} <= seen[0].inner.restrictions.passthrough_modules
 
 
-async def test_recorded_histories_replay_with_the_plugin_alone() -> None:
-    for path in sorted(HISTORIES.glob("*.json"))[::8]:
-        await Replayer(workflows=[], plugins=[FlowKitPlugin()]).replay_workflow(recorded(path))
-
-
 async def test_poisoned_history_is_detected() -> None:
     poisoned = recorded(min((HISTORIES / "poisoned").glob("*.json")))
     with pytest.raises(NondeterminismError):

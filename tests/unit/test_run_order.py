@@ -65,6 +65,13 @@ def test_some_processes_wait_for_servers_while_others_compute() -> None:
     assert [each.mark for each in second] == [""] * 10 + ["server"] * 10
 
 
+def test_contract_tests_count_as_those_that_compute() -> None:
+    tests = [*file("pages", 4, "server"), *file("tests/contract/vars", 4, "server")]
+    first, second = parts(arranged(tests, 2), 2)
+    assert [each.nodeid.partition(".")[0] for each in first] == ["pages"] * 4
+    assert {each.nodeid.partition(".")[0] for each in second} == {"tests/contract/vars"}
+
+
 def test_tests_of_a_file_stay_together() -> None:
     names = [
         each.nodeid.partition("::")[0] for each in arranged(file("a", 5, "slow") + file("b", 5, "slow"), 2)

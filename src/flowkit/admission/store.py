@@ -19,12 +19,12 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError
 
 from flowkit.adapters.mongo import (
     Database,
+    aggregated,
     duplicate_indexes,
     durable,
     ensure_index,
     translate_errors,
 )
-from flowkit.adapters.tasks.queries import aggregated
 from flowkit.admission import rules
 from flowkit.admission.models import ENDED, Limits, Override, State
 from flowkit.errors import StoreUnavailable

@@ -11,6 +11,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from flowkit.errors import FlowKitError
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -20,10 +22,25 @@ _outages = logging.getLogger("flowkit.worker")
 _AFTER_ERROR_SEC = 1.0
 """The pause after an unexpected error, so that a step that always fails does not run in a tight loop."""
 
+_RELEASE_TIMEOUT_SEC = 2.0
+"""How long a stopping process waits for the release of a turn."""
+
 
 def new_owner() -> str:
     """Return a unique id of a part of this process, under which it takes its turn among the engines."""
     return f"{os.getpid()}@{socket.gethostname()}#{secrets.token_hex(4)}"
+
+
+async def release_turn(ending: Awaitable[None], name: str) -> None:
+    """Await `ending`, which releases a turn of this process, so that another one need not wait until it expires.
+
+    Log an error, and give up after two seconds: the turn expires. `name` is what the turn is for.
+    """
+    try:
+        async with asyncio.timeout(_RELEASE_TIMEOUT_SEC):
+            await ending
+    except (FlowKitError, TimeoutError) as error:
+        _logger.info("the engine could not end its turn %s; the turn expires: %s", name, error)
 
 
 def error_summary(error: BaseException) -> str:

@@ -54,6 +54,29 @@ async def poll_times(client: Client, task_queue: str, *, workflows: bool = False
     return {identity: at for identity, at in polled.items() if at >= since}
 
 
+async def backlog_ages(client: Client, queues: Collection[str]) -> dict[str, float]:
+    """Return for how many seconds the oldest activity of each task queue has waited for a worker, if one waits.
+
+    Temporal's numbers are a few seconds old. Activities of workflows that have ended count until a worker polls for
+    them. Raise RPCError if Temporal does not respond.
+    """
+    checks = asyncio.Semaphore(_CONCURRENT_QUEUES)
+
+    async def find(queue: str) -> float:
+        request = DescribeTaskQueueRequest(
+            namespace=client.namespace,
+            task_queue=TaskQueue(name=queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY,
+            report_stats=True,
+        )
+        async with checks:
+            described = await client.workflow_service.describe_task_queue(request, timeout=_RPC_TIMEOUT)
+        return described.stats.approximate_backlog_age.ToNanoseconds() / 1e9
+
+    ages = await asyncio.gather(*map(find, queues))
+    return {queue: age for queue, age in zip(queues, ages, strict=True) if age > 0}
+
+
 async def native_pollers(client: Client, task_queue: str) -> list[str]:
     """Return the identities of workers, other than bridges, that have polled a task queue within 70 seconds."""
     return sorted(p for p in await recent_pollers(client, task_queue) if not p.startswith(BRIDGE_PREFIX))

@@ -14,6 +14,7 @@ from flowkit.adapters.tasks.attempts import FinalWrite, StoredParams, new_lease
 from flowkit.adapters.tasks.store import is_same_database, show_database
 from flowkit.adapters.vars.changes import final_increments
 from flowkit.adapters.vars.store import Variables
+from flowkit.core.handler_lines import mask_lines
 from flowkit.errors import AdapterError, BadVars, WrongDeployment
 from flowkit.graph.expressions import with_values
 from flowkit.validation.json_keys import with_lists
@@ -45,12 +46,15 @@ def check_database(attempt: AttemptInput, ours: str, process: str) -> None:
 async def resolve(tasks: TaskStore, attempt: AttemptInput) -> tuple[AttemptInput, dict[str, Any]]:
     """Return the attempt with the stored values in place of the expressions in its input, and these values.
 
-    Hide the values in errors.
+    Hide the values in errors. The lines of the running attempt hide them, and what its input holds by keys such as
+    `password`.
     """
-    if not attempt.by_expression:
-        return attempt, {}
-    values = await retry_while_unavailable(lambda: tasks.values.get(attempt))
-    return replace(attempt, io=with_values(attempt.io, values), by_expression=False), values
+    values: dict[str, Any] = {}
+    if attempt.by_expression:
+        values = await retry_while_unavailable(lambda: tasks.values.get(attempt))
+        attempt = replace(attempt, io=with_values(attempt.io, values), by_expression=False)
+    mask_lines(values, lambda: (attempt.io.input_inline, attempt.io.input_ref, attempt.io.fn_args))
+    return attempt, values
 
 
 async def begin(

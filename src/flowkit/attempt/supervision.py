@@ -39,12 +39,16 @@ from flowkit.attempt.failures import (
     yielded,
 )
 from flowkit.attempt.storage import check_database
+from flowkit.core.handler_lines import begin_attempt, end_attempt
 from flowkit.core.instruments import (
     ATTEMPT_TIME,
     ATTEMPTS_ENDED,
     ATTEMPTS_STARTED,
     FENCED_WRITES,
+    LATE_HEARTBEATS,
+    NODE_WAIT,
     SHARDS_STARTED,
+    is_measured,
 )
 from flowkit.core.loop_portal import IGNORED_SEC, cancel_until_done
 from flowkit.core.user_code import Contained, contain_tasks, error_text, warn_of_blocked_loops
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.tasks.cancel_flags import CancelFlag, CancelFlags
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.core.handler_lines import LineSinks
     from flowkit.core.loop_portal import LoopPortal
     from flowkit.models import AttemptFailure, AttemptInput, AttemptResult
 
@@ -120,6 +125,8 @@ class WorkerContext:
     worker_id: str
     hb_interval_sec: float = 20.0
     cancel_poll_sec: float = 0.5
+    lines: LineSinks | None = None
+    """Takes what the attempts log; None if nothing does."""
 
     @cached_property
     def flags(self) -> CancelFlagPoller:
@@ -226,6 +233,7 @@ class Attempt:
         """Run the executor and return its result. Raise ApplicationError or CancelledError, as the workflow expects."""
         if self._info.attempt > 1:
             raise failed_attempt(await self._describe_loss())
+        self._measure_wait()
         is_limited = self._attempt.timeout_sec is not None
         with measured_by(self._clock) if is_limited else nullcontext():
             work = self._worker.portal.start(self._run_checked())
@@ -241,6 +249,13 @@ class Attempt:
             for task in (self._supervision, self._flag_failure):
                 if task is not None:
                     task.cancel()
+
+    def _measure_wait(self) -> None:
+        """Note how long the node has waited. Of shards, the first one counts: one of the others may always wait."""
+        if is_measured() and self._attempt.shard <= 1:
+            scheduled_at = self._info.current_attempt_scheduled_time.timestamp()
+            waited = time.time() - (self._attempt.ready_at or scheduled_at)
+            NODE_WAIT.observe(max(0.0, waited), self._attempt.role)
 
     def _name_worker(self, failure: AttemptFailure) -> AttemptFailure:
         """Return the failure of a handler with its worker and its version."""
@@ -288,7 +303,12 @@ class Attempt:
 
     async def _run_executor(self) -> AttemptResult:
         contain_tasks(f"node {self._attempt.node_id!r} of task {self._attempt.task_id}")
-        return await Contained(self._executor.run())
+        worker, run_id = self._worker, self._info.workflow_run_id or ""
+        begin_attempt(self._attempt, worker.worker_id, run_id, worker.lines)
+        try:
+            return await Contained(self._executor.run())
+        finally:
+            end_attempt()
 
     def _start_supervision(self) -> asyncio.TimerHandle:
         """Return the timer that starts the supervision. A very short attempt ends before it, and costs no task."""
@@ -414,11 +434,13 @@ class Attempt:
         heartbeats, lease_ttl_sec = self._worker.heartbeats, self._attempt.lease_ttl_sec
         pause = heartbeats.pause_sec(lease_ttl_sec) - _UNSUPERVISED_SEC
         while True:
+            due = time.monotonic() + pause
             await asyncio.sleep(pause)
+            late_sec, pause = time.monotonic() - due, heartbeats.pause_sec(lease_ttl_sec)
+            count_late_heartbeat(self._attempt.role, late_sec, pause)
             warn_of_blocked_loops()
             waits_for = self._waits_for()
             activity.heartbeat(*([{"state": "running", "waits_for": waits_for}] if waits_for else []))
-            pause = heartbeats.pause_sec(lease_ttl_sec)
 
     async def _renew_lease(self) -> None:
         """Extend the lease in the task document before it expires.
@@ -618,6 +640,12 @@ class HeartbeatThrottle:
 def heartbeat_pause_sec(attempts: int, lease_ttl_sec: float) -> float:
     """Return the seconds between two heartbeats of each of `attempts` attempts, at most a quarter of the lease."""
     return min(max(_HEARTBEAT_SEC, attempts / _MAX_HEARTBEATS_PER_SEC), lease_ttl_sec / 4)
+
+
+def count_late_heartbeat(role: str, late_sec: float, pause_sec: float) -> None:
+    """Count a heartbeat that is sent more than one pause after its moment."""
+    if late_sec > pause_sec:
+        LATE_HEARTBEATS.add(role)
 
 
 def renewal_pause_sec(now: float, longest_sec: float) -> float:

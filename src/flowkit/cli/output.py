@@ -13,6 +13,7 @@ from rich.console import Console, RenderHook
 from rich.segment import Segment
 from rich.text import Text
 
+from flowkit.core import log
 from flowkit.text import clean, visible
 
 if TYPE_CHECKING:
@@ -80,25 +81,20 @@ def _clean(text: str | Text) -> str | Text:
     return clean(text) if isinstance(text, str) else text
 
 
-class VisibleFormatter(logging.Formatter):
-    """Escapes control and bidirectional characters, which errors of handlers and workers may contain."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the line, and the lines of a traceback."""
-        return visible(super().format(record))
-
-
 def log_processes(verbose: bool) -> None:
-    """Configure logging for an engine or a worker: lines with time and logger name."""
-    _configure(
-        logging.INFO if verbose else logging.WARNING, "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    """Configure logging for an engine or another process: lines with time and logger name.
+
+    `FLOWKIT_LOG_FORMAT` chooses text or JSON, `FLOWKIT_LOG_LEVEL` another level. Raise ConfigError if one is invalid.
+    """
+    level = log.read_level(logging.INFO if verbose else logging.WARNING)
+    _configure(level, log.process_formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
 
 def log_warnings(verbose: bool) -> None:
     """Configure logging for a short command: warnings of FlowKit's client, but only errors from libraries."""
-    _configure(logging.INFO if verbose else logging.ERROR, "%(levelname)s %(name)s: %(message)s")
-    handler = _create_handler("warning: %(message)s")
+    level = logging.INFO if verbose else logging.ERROR
+    _configure(level, log.TextLayout("%(levelname)s %(name)s: %(message)s"))
+    handler = _create_handler(log.TextLayout("warning: %(message)s"))
     logger = logging.getLogger("flowkit.client")
     logger.setLevel(logging.WARNING)
     logger.addHandler(handler)
@@ -151,11 +147,14 @@ def forward_core_log(metrics: ProcessMetrics | None = None) -> None:
         )
 
 
-def _configure(level: int, form: str) -> None:
-    logging.basicConfig(level=level, handlers=[_create_handler(form)])
+def _configure(level: int, formatter: logging.Formatter) -> None:
+    """Log to stderr. The handler has the level, too: kept lines of handlers may lower that of the root logger."""
+    handler = _create_handler(formatter)
+    handler.setLevel(level)
+    logging.basicConfig(level=level, handlers=[handler])
 
 
-def _create_handler(form: str) -> logging.Handler:
+def _create_handler(formatter: logging.Formatter) -> logging.Handler:
     handler = logging.StreamHandler()
-    handler.setFormatter(VisibleFormatter(form))
+    handler.setFormatter(formatter)
     return handler

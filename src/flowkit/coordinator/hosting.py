@@ -119,6 +119,8 @@ def _create_worker(
         queue=cfg.queue,
         worker_id=f"engine-{secrets.token_hex(4)}",
         max_concurrent=dict.fromkeys(inline, _INLINE_SLOTS),
+        kept_log_level=cfg.kept_log_level,
+        keep_prints=cfg.keep_prints,
     )
     return Worker(db=db, cfg=settings, handlers=dict(handlers), clock=clock)
 

@@ -30,6 +30,8 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.vars.store import Variables
 from flowkit.attempt.background import Health, error_summary
+from flowkit.backfills import Backfills
+from flowkit.backfills.hosting import create_backfill_worker
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
@@ -40,6 +42,7 @@ from flowkit.core.time import SystemClock
 from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import EngineLoops, check_functions, create_workers, prepare_settings
 from flowkit.errors import Removed
+from flowkit.products import keep_logs
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from flowkit.connection import Service
     from flowkit.models import Settings, TaskResult, TaskStatus
     from flowkit.models.admission import Admission
+    from flowkit.products import LogKeeper
 
 
 class RemovedAttributes:
@@ -171,6 +175,8 @@ class Coordinator(RemovedAttributes):
         )
         self._thread: WorkerThread | InlineWorkers | None = None
         self._loops: EngineLoops | None = None
+        self._lines: LogKeeper | None = None
+        """Keeps what functions log."""
         self._bridge: Bridge | None = None
 
     @property
@@ -187,6 +193,7 @@ class Coordinator(RemovedAttributes):
             error=None if error is None else error_summary(error),
             loops=(
                 *(() if self._loops is None else self._loops.health),
+                *(() if self._lines is None else (self._lines.health,)),
                 *self._hosted.loops,
                 *(() if bridge is None else bridge.loops),
             ),
@@ -231,6 +238,9 @@ class Coordinator(RemovedAttributes):
         portal = LoopPortal()
         await namespace.id()
         grants = SlotGrants(client, self.db, namespace.id, self.cfg)
+        identity = clean(f"engine-{os.getpid()}@{socket.gethostname()}")
+        tasks = await self._task_client()
+        lines = keep_logs(self.db, self.cfg)
 
         def build() -> list[Service]:
             bridge = self._new_bridge(client, settings, portal)
@@ -242,17 +252,29 @@ class Coordinator(RemovedAttributes):
                 artifacts=self._artifacts,
                 portal=portal,
                 functions=self.adapters,
-                identity=clean(f"engine-{os.getpid()}@{socket.gethostname()}"),
+                identity=identity,
                 namespace_id=namespace.id,
                 grants=grants,
                 inline=self._hosted.local_activity,
+                lines=lines,
             )
-            return [*workers, *self._hosted.pollers(client), *([bridge] if bridge is not None else [])]
+            backfills = create_backfill_worker(
+                client, db=self.db, tasks=tasks, portal=portal, queue=self.cfg.queue, identity=identity
+            )
+            return [
+                *workers,
+                backfills,
+                *self._hosted.pollers(client),
+                *([bridge] if bridge is not None else []),
+            ]
 
         thread = WorkerThread("flowkit-engine", build) if self._own_thread else InlineWorkers(build)
         await thread.start()
         self._thread = thread
         self._loops = EngineLoops(self._tasks, self.cfg, namespace, grants)
+        if lines is not None:
+            lines.start()
+        self._lines = lines
 
     def _new_bridge(self, client: Client, settings: Settings, portal: LoopPortal) -> Bridge | None:
         """Return the bridge to the external workers of `worker_types`, or None if there are none."""
@@ -280,6 +302,9 @@ class Coordinator(RemovedAttributes):
             await loops.stop()
         if thread is not None:
             await thread.stop()
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            await lines.stop()
         await self._hosted.stop()
 
     async def restart(self) -> None:
@@ -318,6 +343,12 @@ class Coordinator(RemovedAttributes):
                 admit, params=params, graph=graph, task_id=task_id, functions=functions
             )
         return await client.create_task(params=params, graph=graph, task_id=task_id, functions=functions)
+
+    async def backfills(self) -> Backfills:
+        """Return the backfills of this deployment, which start tasks of its schedules for past nominal times."""
+        tasks = await self._task_client()
+        schedules = await self.schedules()
+        return Backfills(tasks.temporal, tasks, schedules, queue=self.cfg.queue)
 
     async def schedules(self) -> Schedules:
         """Return the schedules of this deployment, which start tasks on the queue of this coordinator."""

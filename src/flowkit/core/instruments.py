@@ -115,7 +115,8 @@ ATTEMPTS_ENDED: Final = Counter(
 )
 NODE_WAIT: Final = Histogram(
     name="flowkit_node_wait_seconds",
-    text="How long a node waited from the moment when it was ready until its attempt began, by role.",
+    text="How long an attempt waited from the moment when its node was ready until a worker began it, by role. Waits "
+    "for slots count, waits for retries do not. Of the shards of a node, the first one counts.",
     labels=("role",),
 )
 ATTEMPT_TIME: Final = Histogram(
@@ -162,12 +163,14 @@ SHARDS_STARTED: Final = Counter(
 )
 LATE_HEARTBEATS: Final = Counter(
     name="flowkit_late_heartbeats_total",
-    text="Heartbeats of attempts that were later than their interval allows, by role.",
+    text="Heartbeats that a worker or bridge has sent at least one interval late, because it was busy or suspended, by "
+    "role of the attempt.",
     labels=("role",),
 )
 SLOT_WAIT: Final = Histogram(
     name="flowkit_slot_wait_seconds",
-    text="How long a node waited for a slot of a limit.",
+    text="How long an attempt waited for the slot that it got, by each concurrency limit that applies to it: the role, "
+    "or `*` for the limit of all roles together.",
     labels=("limit",),
 )
 ERRORS: Final = Counter(
@@ -182,7 +185,8 @@ DISPATCHES: Final = Counter(
 )
 BRIDGE_EVENTS: Final = Counter(
     name="flowkit_bridge_events_total",
-    text="Status events of external workers that a bridge has processed, by role and kind.",
+    text="Status events of external workers that a bridge has processed, by role and kind; those that it could not "
+    "read have the kind `malformed`.",
     labels=("role", "kind"),
 )
 MALFORMED: Final = Counter(
@@ -192,32 +196,38 @@ MALFORMED: Final = Counter(
 )
 OPEN_TASKS: Final = Gauge(
     name="flowkit_open_tasks",
-    text="Tasks that have not ended, by status. One engine reports it at a time; take the largest value.",
+    text="Tasks of the namespace that have not ended, by status. One engine of each queue reports it; take the largest "
+    "value.",
     labels=("status",),
 )
 OPEN_NODES: Final = Gauge(
     name="flowkit_open_nodes",
-    text="Nodes of open tasks that have not ended, by role and status. One engine reports it at a time.",
+    text="Nodes of open tasks that have not ended, by role and status; `held` are those whose failure is held. One "
+    "engine of each queue reports it; take the largest value.",
     labels=("role", "status"),
 )
 OLDEST_READY: Final = Gauge(
     name="flowkit_oldest_ready_seconds",
-    text="How long the node waits that has been ready longest without an attempt, by role. One engine reports it.",
+    text="How long the attempt has waited for a worker or a slot that has waited longest, by role; no value while none "
+    "waits. One engine of each queue reports it; take the largest value.",
     labels=("role",),
 )
 OLDEST_HELD: Final = Gauge(
     name="flowkit_oldest_held_seconds",
-    text="How long the node has been held that has been held longest, by role. One engine reports it at a time.",
+    text="How long the node has been held that has been held longest, by role. One engine of each queue reports it; "
+    "take the largest value.",
     labels=("role",),
 )
 ROLE_WORKERS: Final = Gauge(
     name="flowkit_role_workers",
-    text="Processes that serve a role, native and external ones. One engine reports it at a time.",
+    text="Processes of the queue that serve a role, and external workers; 0 for a role of open nodes that none serves. "
+    "One engine of each queue reports it; take the largest value.",
     labels=("role",),
 )
 SLOTS: Final = Gauge(
     name="flowkit_limit_slots",
-    text="Slots of each limit: used, waiting, size. One engine reports it at a time.",
+    text="Slots of each concurrency limit, which is a role or `*` for all: used, size, and waiting, the number of "
+    "tasks that wait for one. One engine of each queue reports it; take the largest value.",
     labels=("limit", "state"),
 )
 BRIDGE_ATTEMPTS: Final = Gauge(
@@ -242,7 +252,7 @@ LOG_LINES: Final = Counter(
 )
 LOG_LINES_DROPPED: Final = Counter(
     name="flowkit_log_lines_dropped_total",
-    text="Lines of handlers that were not kept, by role and reason: bound, outage, size.",
+    text="Lines of handlers that were not kept, by role and reason: bound, outage, refused.",
     labels=("role", "reason"),
 )
 

@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
+from flowkit.text import HIDDEN, SECRET_KEY, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -46,8 +47,21 @@ _STANDARD_ATTRIBUTES = frozenset([*vars(logging.makeLogRecord({})), "message", "
 _CALLER_FRAMES = 3
 """Stack frames between the call of the standard logger and the caller of FieldLogger."""
 
+ATTEMPT_FIELDS = (
+    *("task_id", "node_id", "attempt_epoch", "shard", "batch_uid", "trace_id"),
+    *("role", "worker_id", "run_id"),
+)
+"""The fields that name an attempt. All records have them that are made in one."""
+_SHOWN_IN_TEXT = ATTEMPT_FIELDS[:6]
+"""Those in text lines. The others are the same for most lines of a process, or long."""
+
+_FORMATS = ("text", "json")
+_FORMAT = "FLOWKIT_LOG_FORMAT"
+
 _MAX_WARNED_KEYS = 1_000
 """Maximum number of keys that `warn_once` remembers; it forgets the oldest ones first."""
+
+_NO_OWN_FIELDS = _STANDARD_ATTRIBUTES.union(ATTEMPT_FIELDS)
 
 _bound: ContextVar[Mapping[str, Any]] = ContextVar("flowkit_log_context", default=MappingProxyType({}))
 _warned: dict[str, None] = {}
@@ -145,6 +159,25 @@ def log_context(**fields: Any) -> Iterator[None]:
         _bound.set(before)
 
 
+def bound_fields() -> Mapping[str, Any]:
+    """Return the fields that are bound to the current context."""
+    return _bound.get()
+
+
+def own_fields(record: logging.LogRecord) -> dict[str, Any]:
+    """Return the fields of a record, without those that name its attempt. Hide values of keys such as `password`."""
+    return {
+        name: HIDDEN if SECRET_KEY.search(name) else value
+        for name, value in vars(record).items()
+        if name not in _NO_OWN_FIELDS
+    }
+
+
+def format_fields(fields: Mapping[str, Any]) -> str:
+    """Return fields as text on one line: `page=3 rows=40`."""
+    return " ".join(f"{name}={_format_value(value)}" for name, value in fields.items()) if fields else ""
+
+
 def swallow(
     *,
     logger: FieldLogger | None = None,
@@ -226,13 +259,15 @@ def disable_stdout_logging() -> None:
 
 
 def configure_from_env() -> None:
-    """Apply `FLOWKIT_LOG_STDOUT`, `FLOWKIT_LOG_LEVEL`, `FLOWKIT_LOG_PRETTY` and `FLOWKIT_LOG_STACK`.
+    """Apply `FLOWKIT_LOG_STDOUT`, `_LEVEL`, `_PRETTY` and `_STACK`; without `_PRETTY`, `FLOWKIT_LOG_FORMAT`.
 
     A variable that is not set has no effect. Raise ConfigError, which names the variable, for an invalid value.
     """
     level = os.environ.get("FLOWKIT_LOG_LEVEL") or None
     stdout = _read_switch("FLOWKIT_LOG_STDOUT", os.environ.get("FLOWKIT_LOG_STDOUT"))
     pretty = _read_switch("FLOWKIT_LOG_PRETTY", os.environ.get("FLOWKIT_LOG_PRETTY"))
+    if pretty is None and os.environ.get(_FORMAT):
+        pretty = read_format() == "text"
     stack = _read_switch("FLOWKIT_LOG_STACK", os.environ.get("FLOWKIT_LOG_STACK"))
     number = None if level is None else _read_level(level, "FLOWKIT_LOG_LEVEL")
     if number is not None:
@@ -243,6 +278,27 @@ def configure_from_env() -> None:
         )
     elif stdout is False:
         disable_stdout_logging()
+
+
+def read_format() -> str:
+    """Return the format of the log of processes that `FLOWKIT_LOG_FORMAT` names: `text` by default, or `json`."""
+    given = os.environ.get(_FORMAT) or "text"
+    if given.lower() not in _FORMATS:
+        raise ConfigError(f"{_FORMAT} is {given!r}; it must be text or json")
+    return given.lower()
+
+
+def read_level(default: int) -> int:
+    """Return the level that `FLOWKIT_LOG_LEVEL` names, or the default."""
+    given = os.environ.get("FLOWKIT_LOG_LEVEL")
+    return _read_level(given, "FLOWKIT_LOG_LEVEL") if given else default
+
+
+def process_formatter(form: str) -> logging.Formatter:
+    """Return the formatter for the log of a process, as `FLOWKIT_LOG_FORMAT` says. `form` is that of a text line."""
+    if read_format() == "json":
+        return Layout(bound=_bound.get, taken=_STANDARD_ATTRIBUTES, pretty=False, stack=True)
+    return TextLayout(form)
 
 
 def _read_switch(name: str, text: str | None) -> bool | None:
@@ -314,6 +370,25 @@ class Layout(logging.Formatter):
             if self._stack:
                 fields["stack"] = self.formatException(record.exc_info)
         return fields
+
+
+class TextLayout(logging.Formatter):
+    """Formats a record as text. That of an attempt ends with its own fields and those that name the attempt.
+
+    Control and bidirectional characters are escaped, which errors of handlers and workers may contain.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the lines of a traceback."""
+        return visible(super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        text, bound = super().formatMessage(record), _bound.get() or vars(record)
+        if "attempt_epoch" not in bound:
+            return text
+        named = {name: bound[name] for name in _SHOWN_IN_TEXT if bound.get(name)}
+        return f"{text}  {format_fields({**own_fields(record), **named})}"
 
 
 def _format_json(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:

@@ -33,6 +33,7 @@ from flowkit.attempt.failures import cut
 from flowkit.attempt.pollers import recent_pollers
 from flowkit.attempt.workflows import WorkflowState, is_absent, look_up
 from flowkit.connection import TemporalUnavailable
+from flowkit.core.instruments import SLOT_WAIT
 from flowkit.errors import FlowKitError
 from flowkit.models import (
     AcquireSlots,
@@ -117,9 +118,15 @@ class SlotGrants:
         replies: list[SlotReply] = []
         for slot in wanted.slots:
             request = SlotRequest(
-                task_id=wanted.task_id, run_id=run_id, node_id=slot.node_id, epoch=slot.epoch, role=slot.role
+                task_id=wanted.task_id,
+                run_id=run_id,
+                node_id=slot.node_id,
+                epoch=slot.epoch,
+                role=slot.role,
+                wanted_at=slot.wanted_at,
             )
             if await self._holds(request, may_grant=slot.role not in refused):
+                self._measure_wait(request)
                 replies.append(SlotReply(granted=True))
                 continue
             if slot.role not in refused:
@@ -224,7 +231,14 @@ class SlotGrants:
         if not await store.grant(request, self.limits, time.time()):
             return False
         await store.dequeue(request)
+        self._measure_wait(request)
         return True
+
+    def _measure_wait(self, request: SlotRequest) -> None:
+        """Note how long an attempt has waited for the slot that it has now, for each limit that applies to it."""
+        waited = max(0.0, time.time() - request.wanted_at) if request.wanted_at else 0.0
+        for limit in self.limits.names_for(request.role):
+            SLOT_WAIT.observe(waited, limit)
 
     async def _may_grant(self, role: str) -> bool:
         """Return whether the role has workers, or needs none because no limit concerns it."""

@@ -22,7 +22,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit import reason_codes
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.worker_registry import WorkerRegistry, find_mixed_versions
-from flowkit.attempt.background import BackgroundLoop, Expected, new_owner
+from flowkit.attempt.background import BackgroundLoop, Expected, new_owner, release_turn
 from flowkit.attempt.workflows import is_absent, look_up
 from flowkit.errors import FlowKitError, StoreUnavailable
 from flowkit.limits import LAST_ERROR_CHARS
@@ -49,9 +49,6 @@ _SECOND_CHECK_SEC = 5.0
 
 _TURN_SEC = 15.0
 """Extra time for which an engine keeps its turn after the next pass is due, in case the pass is late."""
-
-_RELEASE_TIMEOUT_SEC = 2.0
-"""How long a stopping engine waits for the release of its turn."""
 
 _CONCURRENT_CHECKS = 10
 
@@ -116,7 +113,8 @@ class Sweep:
         try:
             await self._loop.run()
         finally:
-            await asyncio.shield(self._end_turn())
+            ending = self._tasks.end_turn(self._namespace_id, self._owner)
+            await asyncio.shield(release_turn(ending, "to sweep"))
 
     async def _sweep_once(self) -> None:
         await self._workers.expire_silent(time.time())
@@ -149,14 +147,6 @@ class Sweep:
     async def _take_turn(self) -> bool:
         seconds = self._every_sec + _TURN_SEC
         return await self._tasks.take_turn(self._namespace_id, self._owner, time.time(), seconds)
-
-    async def _end_turn(self) -> None:
-        """Release the turn, so that another engine need not wait for it to expire."""
-        try:
-            async with asyncio.timeout(_RELEASE_TIMEOUT_SEC):
-                await self._tasks.end_turn(self._namespace_id, self._owner)
-        except (FlowKitError, TimeoutError) as error:
-            _logger.info("the engine could not end its turn to sweep; the turn expires: %s", error)
 
     async def _check_page(self, page: list[Document], seen: dict[str, float]) -> list[str]:
         slots = asyncio.Semaphore(_CONCURRENT_CHECKS)

@@ -24,6 +24,7 @@ from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.connection import register_search_attributes, registered_search_attributes
 from flowkit.engine.activations import OrderedRunner
+from flowkit.engine.gauges import Gauges
 from flowkit.engine.silent_attempts import SilenceCheck
 from flowkit.engine.slot_grants import SlotActivities
 from flowkit.engine.slot_leaks import SlotLoop
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from flowkit.attempt.background import LoopHealth
     from flowkit.config import CoordinatorConfig
     from flowkit.connection import Namespace
+    from flowkit.core.handler_lines import LineSinks
     from flowkit.core.loop_portal import LoopPortal
     from flowkit.engine.slot_grants import SlotGrants
 
@@ -137,6 +139,8 @@ async def prepare_settings(
     await tasks.prepare()
     await artifacts.prepare()
     await WorkerEvents(tasks.database).expire_after(config.worker_events_ttl_sec)
+    if (logs := products.logs()) is not None:
+        await logs.expire_after(tasks.database, config.attempt_logs_ttl_sec)
     return make_settings(
         config,
         deployment=await tasks.deployment(),
@@ -154,9 +158,10 @@ def create_function_activities(
     portal: LoopPortal,
     functions: Mapping[str, Function],
     identity: str,
+    lines: LineSinks | None = None,
 ) -> FunctionActivities:
     """Return the activities that run coordinator functions, shared by all Temporal workers of an engine."""
-    context = WorkerContext(tasks=tasks, portal=portal, worker_id=identity)
+    context = WorkerContext(tasks=tasks, portal=portal, worker_id=identity, lines=lines)
     threads = Threads(config.function_slots, "flowkit-function")
     return FunctionActivities(worker=context, artifacts=artifacts, functions=functions, threads=threads)
 
@@ -211,16 +216,24 @@ def create_workers(
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
     grants: SlotGrants | None = None,
     inline: Callable[..., Any] = refuse_inline,
+    lines: LineSinks | None = None,
 ) -> list[Worker]:
     """Return the Temporal workers of an engine. Call this on the loop that will run them.
 
-    `inline` is the local activity that runs attempts of the roles that the engine hosts.
+    `inline` is the local activity that runs attempts of the roles that the engine hosts. `lines` takes what functions
+    log.
 
     The workers run without Temporal's sandbox, which would take a third of the engine's time. They run only FlowKit's
     own workflow, and every test run replays recorded histories of it in the sandbox.
     """
     calls = create_function_activities(
-        config=config, tasks=tasks, artifacts=artifacts, portal=portal, functions=functions, identity=identity
+        config=config,
+        tasks=tasks,
+        artifacts=artifacts,
+        portal=portal,
+        functions=functions,
+        identity=identity,
+        lines=lines,
     )
     activities = create_engine_activities(
         config=config,
@@ -315,7 +328,7 @@ class EngineLoops:
     ) -> None:
         silence = SilenceCheck(grants.client, tasks.database, config)
         sweep = Sweep(grants.client, tasks, namespace, every_sec=config.sweep_sec, silence=silence)
-        self._loops = (sweep, SlotLoop(grants))
+        self._loops = (sweep, SlotLoop(grants), Gauges(tasks, namespace, grants, config.queue))
         self._running = [asyncio.create_task(loop.run()) for loop in self._loops]
 
     @property

@@ -36,6 +36,7 @@ def _options(ports: Sequence[int], kafka: bool) -> list[str]:
 PRODUCT = Product(
     name="gateway",
     commands={"gateway": _commands},
+    belongings=("flow_messages", "flow_events"),
     process=UpProcess(
         command=("gateway",),
         options=_options,

@@ -12,8 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 from pymongo import ASCENDING, DESCENDING, ReturnDocument
 from pymongo.errors import BulkWriteError, DuplicateKeyError
 
-from flowkit.adapters.mongo import Database, duplicate_indexes, durable, ensure_index, translate_errors
-from flowkit.adapters.tasks.queries import aggregated
+from flowkit.adapters.mongo import (
+    Database,
+    aggregated,
+    duplicate_indexes,
+    durable,
+    ensure_index,
+    translate_errors,
+)
 from flowkit.core.utils import Fields, dumps
 from flowkit.models import TaskStatus
 

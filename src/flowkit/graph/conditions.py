@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from flowkit.errors import BadCondition, ConditionsTooLarge
 from flowkit.graph import cel
 from flowkit.graph.cel import VARS
-from flowkit.graph.expressions import HIDDEN, find_expressions, hide, list_forms, may_hold_expressions
+from flowkit.graph.expressions import find_expressions, hide, list_forms, may_hold_expressions
 from flowkit.graph.field_checks import encode_json, when_problem
 from flowkit.limits import CONDITIONS_BYTES
-from flowkit.text import add_caret, printable, printed, suggestion, truncate
+from flowkit.text import HIDDEN, add_caret, printable, printed, suggestion, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import limits
 from flowkit.errors import BadExpression
-from flowkit.text import printed
+from flowkit.text import HIDDEN, printed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from flowkit.models import NodeIO
 
 KEY = "$cel"
-HIDDEN = "(hidden)"
 FIELDS = ("input_ref", "input_inline", "fn_args")
 """The fields of `io` that can contain expressions."""
 
@@ -120,8 +119,18 @@ def with_values(io: NodeIO, values: Mapping[str, Any]) -> NodeIO:
 
 def hide(text: str, values: Any) -> str:
     """Return a text for people without these values. Values of up to three characters stay: most words contain them."""
+    return hide_forms(text, long_forms(values))
+
+
+def long_forms(values: Any) -> list[str]:
+    """Return the forms of values that `hide` hides, longest first."""
     forms = {form for form in list_forms(values) if len(form) > _SHORTEST}
-    for form in sorted(forms, key=len, reverse=True):
+    return sorted(forms, key=len, reverse=True)
+
+
+def hide_forms(text: str, forms: Iterable[str]) -> str:
+    """Return a text without these forms of values."""
+    for form in forms:
         text = text.replace(form, HIDDEN)
     return text
 

@@ -65,6 +65,9 @@ class AttemptInput:
     """Whether the node runs again in its generation, so that its shards also look for claims that were released."""
     source_first_epochs: dict[str, int] = field(default_factory=dict)
     """The same of the nodes whose rows the attempt reads, by node id, without those that were never reset."""
+    ready_at: float = 0.0
+    """When the node could have begun the attempt, in seconds since the Unix epoch; 0 for an attempt that was scheduled
+    at that moment, because it did not wait for a slot."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,6 +162,8 @@ class Slot:
     role: str
     withdrawn: bool = False
     """Whether the attempt may still wait for the slot, so that its request must be removed."""
+    wanted_at: float = 0.0
+    """Since when the attempt has waited for the slot, in seconds since the Unix epoch; 0 if it has not waited."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,6 +179,8 @@ class SlotRequest:
     priority: int = 0
     asked_at: float = 0.0
     """When the workflow began to wait for the slot. 0 if it does not wait."""
+    wanted_at: float = 0.0
+    """The same of the attempt, which may have waited in the workflow before."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
-"""Metrics of the processes of FlowKit for Prometheus.
+"""Metrics of the processes of FlowKit for Prometheus, and the lines that handlers log, kept with their attempts.
 
-A process of the command line serves them at `/metrics` of its health port. A program that embeds a `Coordinator` or a
-`Worker` calls `start_metrics` before it connects to Temporal, and serves what `render` returns.
+A process of the command line serves its metrics at `/metrics` of its health port. A program that embeds a `Coordinator`
+or a `Worker` calls `start_metrics` before it connects to Temporal, and serves what `render` returns.
 """
 
 from __future__ import annotations

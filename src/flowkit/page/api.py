@@ -7,6 +7,7 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import cached_property
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sse_starlette import EventSourceResponse
 from temporalio.service import RPCError
 
-from flowkit import reason_codes
+from flowkit import products, reason_codes
 from flowkit.actions.table import ACTIONS
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.client import make_summary
@@ -50,7 +51,7 @@ from flowkit.server.openapi import Operation, mongo_unavailable, operation_route
 from flowkit.server.rights import HttpRoute
 from flowkit.server.rpc import Params
 from flowkit.server.tokens import Right
-from flowkit.text import one_line, printed
+from flowkit.text import one_line, printed, visible
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.tasks.queries import StoredBatch
     from flowkit.page.live import Feed, LiveTasks, Update
+    from flowkit.products import KeptLine
     from flowkit.reading.state import Servers
     from flowkit.schedules import NominalTime, ScheduleView
     from flowkit.server.auth import Caller
@@ -73,6 +75,7 @@ PREFIX: Final = "/api/v1"
 MAX_PAGE: Final = 200
 """Most tasks or batches of one page of a list."""
 MAX_SKIP: Final = 100_000
+_PLACE_CHARS: Final = 200
 SHOWN_TIMES: Final = 60
 """Number of past nominal times of each schedule."""
 
@@ -149,6 +152,26 @@ class AttemptQuery(TaskQuery):
     """Which node the attempts are of."""
 
     node: str | None = Field(default=None, max_length=ID_CHARS, description="All nodes if it is left out.")
+
+
+class LogLevel(StrEnum):
+    """Least level of lines."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+class LineQuery(NodeQuery):
+    """Which lines of an attempt a page has: the last ones, those before a place, or the first ones after one."""
+
+    attempt: int = Field(ge=1)
+    level: LogLevel = LogLevel.DEBUG
+    before: str = Field(default="", max_length=_PLACE_CHARS)
+    after: str = Field(default="", max_length=_PLACE_CHARS)
+    limit: int = Field(default=MAX_PAGE, ge=1, le=MAX_PAGE)
 
 
 class ActionPath(Params):
@@ -289,6 +312,17 @@ class AttemptsFound(PageResult):
     complete: bool = Field(description="Whether Temporal still has the history, so that none is missing.")
 
 
+class LinesFound(PageResult):
+    """Some lines of an attempt, oldest first."""
+
+    kept: bool = Field(description="Whether lines are kept: false if the product `observe` is not installed.")
+    lines: list[dict[str, Any]] = Field(
+        description="`at`, `level`, `logger`, `text`, `batch_uid`, `worker_id`, `shard`, `left_out`, `place`."
+    )
+    earlier: bool = Field(description="Whether there are lines before them.")
+    later: bool = Field(description="Whether there are lines after them.")
+
+
 class Explained(PageResult):
     """Where the time of a task went, in seconds."""
 
@@ -356,7 +390,6 @@ class PageApi:
         self._web_ui = web_ui
         self._read_only = read_only
         self._version = version
-        self._schedules = Schedules(servers.temporal, servers.tasks, queue=DEFAULT_QUEUE)
         self._schedule_lines = SharedReads(self._read_schedules, most_sec=_READ_SEC)
         self._attempts = SharedReads(self._read_attempts, most_sec=_READ_SEC)
         self._explanations = SharedReads(self._explain, most_sec=_READ_SEC)
@@ -397,6 +430,11 @@ class PageApi:
         """Return schedules with their latest nominal times."""
         query: ScheduleFilter = given.query
         return await self._schedule_lines.get(f"{query.skip} {query.limit}")
+
+    @cached_property
+    def _schedules(self) -> Schedules:
+        """Its queue is of no account: the page creates no schedules."""
+        return Schedules(self._servers.temporal, self._servers.tasks, queue=DEFAULT_QUEUE)
 
     async def _read_schedules(self, which: str) -> SchedulesFound:
         skip, limit = map(int, which.split())
@@ -484,6 +522,24 @@ class PageApi:
     async def _read_attempts(self, task_id: str, node_id: str | None = None) -> AttemptsFound:
         found, complete = await read_attempts(self._servers, task_id, node_id)
         return AttemptsFound(attempts=[asdict(each) for each in found], complete=complete)
+
+    async def list_lines(self, given: Given) -> LinesFound:
+        """Return lines that an attempt of a node has logged, oldest first."""
+        query: LineQuery = given.query
+        if (logs := products.logs()) is None:
+            return LinesFound(kept=False, lines=[], earlier=False, later=False)
+        found = await logs.reader(self._servers.db).page(
+            query.task_id,
+            query.node,
+            query.attempt,
+            level=query.level.value,
+            before=query.before,
+            after=query.after,
+            limit=query.limit,
+        )
+        return LinesFound(
+            kept=True, lines=[*map(_line, found.lines)], earlier=found.earlier, later=found.later
+        )
 
     async def explain(self, given: Given) -> Explained:
         """Return where the time of a task went, and what it waits for."""
@@ -653,6 +709,12 @@ def _batch(task_id: str, node_id: str, batch: StoredBatch) -> dict[str, Any]:
     return {**_plain(asdict(batch)), **debug}
 
 
+def _line(line: KeptLine) -> dict[str, Any]:
+    """Return a line as pages get it, with its control and bidirectional characters as escapes."""
+    given = {name: value for name, value in asdict(line).items() if name not in ("node_id", "attempt")}
+    return {name: visible(value) if isinstance(value, str) else value for name, value in given.items()}
+
+
 def _plain(value: Any) -> Any:
     """Return a value from MongoDB as JSON."""
     if isinstance(value, dict):
@@ -723,6 +785,7 @@ def _operations() -> list[Operation]:
         get(f"{task}/node", PageApi.get_node, NodeDetails, NodeQuery),
         get(f"{task}/batches", PageApi.list_batches, Batches, BatchQuery),
         get(f"{task}/attempts", PageApi.list_attempts, AttemptsFound, AttemptQuery),
+        get(f"{task}/logs", PageApi.list_lines, LinesFound, LineQuery),
         get(f"{task}/explanation", PageApi.explain, Explained, TaskQuery),
         get(f"{task}/variables", PageApi.get_variables, VariablesFound, TaskQuery),
         Operation(

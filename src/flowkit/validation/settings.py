@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from flowkit.core.handler_lines import OFF
+from flowkit.core.log import LEVELS
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS
-from flowkit.models import RESERVED_TYPES
+from flowkit.models import COORDINATOR_FN, RESERVED_TYPES
 from flowkit.text import suggestion, truncate
 from flowkit.validation.values import SHORTEST_SEC, YEAR_SEC, is_number, is_role, is_seconds, is_whole
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     Rule = Callable[[Any], Iterator[Problem]]
 
 MOST_SLOTS = 10_000
+_LOG_LEVELS = (*LEVELS, OFF)
 
 _SHOWN_CHARS = 80
 _BROKER = re.compile(r"([^\s:,/@\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
@@ -189,6 +192,28 @@ def _find_bad_counts(counts: dict[Any, Any], number: str) -> Iterator[Problem]:
             yield "'s key", role, _describe_role(role)
         elif not is_whole(count, 1, MOST_SLOTS):
             yield f"[{role!r}]", count, number
+
+
+def log_levels() -> Rule:
+    """Return a rule for one level of log lines for all roles, or a mapping of role to level."""
+    wanted = f"one of {', '.join(_LOG_LEVELS)}"
+
+    def rule(value: Any) -> Iterator[Problem]:
+        if not isinstance(value, dict):
+            if not _is_log_level(value):
+                yield "", value, f"{wanted}, or a mapping of role to one of them"
+            return
+        for role, level in value.items():
+            if not (is_role(role) or role == COORDINATOR_FN):
+                yield "'s key", role, _describe_role(role)
+            elif not _is_log_level(level):
+                yield f"[{role!r}]", level, wanted
+
+    return rule
+
+
+def _is_log_level(value: Any) -> bool:
+    return isinstance(value, str) and value.upper() in _LOG_LEVELS
 
 
 def brokers() -> Rule:

@@ -42,6 +42,7 @@ from flowkit.core.loop_portal import LoopPortal
 from flowkit.core.time import SystemClock
 from flowkit.errors import ConfigError
 from flowkit.models.temporal_names import role_queue
+from flowkit.products import keep_logs
 from flowkit.validation.arguments import (
     client_problem,
     clock_problem,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
     from flowkit.activities.attempt_log import AttemptEventLog
     from flowkit.core.time import Clock
+    from flowkit.products import LogKeeper
 
 __all__ = ["Worker", "WorkerConfig"]
 
@@ -111,6 +113,8 @@ class Worker:
         self._keeping: list[asyncio.Task[None]] = []
         self._threads: Threads | None = None
         self._processes: ProcessPool | None = None
+        self._lines: LogKeeper | None = None
+        """Keeps what the attempts log."""
         self._check_handlers()
         self.versions = {role: version_of(self.handlers[role]) for role in self.roles}
         """The version of the handler of each role."""
@@ -177,9 +181,12 @@ class Worker:
             ]
         )
         await registration.prepare()
+        self._lines = keep_logs(self.db, self.cfg)
         activities = self._activities(registration.events)
         self._registration = registration
         await registration.start()
+        if self._lines is not None:
+            self._lines.start()
         return activities
 
     async def _check_not_external(self) -> None:
@@ -234,6 +241,7 @@ class Worker:
             worker_id=self.worker_id,
             hb_interval_sec=self.cfg.hb_interval_sec,
             cancel_poll_sec=self.cfg.db_cancel_poll_ms / 1000,
+            lines=self._lines,
         )
         roles = RoleContext(
             artifacts=self._artifacts,
@@ -294,6 +302,9 @@ class Worker:
         await asyncio.gather(*keeping, return_exceptions=True)
         await asyncio.gather(*(lease.release() for lease in self._leases.values()))
         registration, self._registration = self._registration, None
+        lines, self._lines = self._lines, None
+        if lines is not None:
+            await lines.stop()
         if registration is not None:
             await registration.stop()
         if self._threads is not None:
@@ -306,6 +317,8 @@ class Worker:
         thread, registration = self._thread, self._registration
         error = thread.error if thread is not None else None
         loops = () if registration is None else (registration.loop.health, registration.events.loop.health)
+        if self._lines is not None:
+            loops = (*loops, self._lines.health)
         return Health(
             running=thread is not None and thread.alive,
             error=None if error is None else error_summary(error),

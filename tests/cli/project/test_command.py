@@ -115,6 +115,7 @@ def test_an_unwritable_folder_is_an_error(program: Program) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.slow(1)
 def test_a_failed_write_leaves_nothing_behind(program: Program, tmp_path: Path) -> None:
     script = (
         "import sys; from flowkit.cli import app; from flowkit.cli.project import scaffold; own "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from flowkit.cli.up.logs import LogReader, find_folder, sort_lines
+from flowkit.cli.up.logs import LogFile, find_folder, sort_lines
 from flowkit.errors import ConfigError
 from flowkit.local.data_folder import data_folder
 
@@ -51,7 +51,7 @@ def test_unknown_process_is_reported_with_a_similar_one(folder: Path, program: P
 
 def test_later_reads_return_only_whole_new_lines(folder: Path) -> None:
     log = folder / "worker-1.log"
-    reader = LogReader(log, 10)
+    reader = LogFile(log, 10)
     assert len(reader.read()) == 1
     with log.open("a") as more:
         more.write("x\ny")

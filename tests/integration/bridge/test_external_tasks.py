@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from flowkit.adapters.dispatches import DispatchStore
+from flowkit.core import instruments
 from flowkit.testing.external import EachBatch, Final, Misbehavior, Result
 from flowkit.testing.external.handlers import scripted
-from tests.integration.harness import node
+from tests.integration.harness import eventually, node
+from tests.unit.measured import measuring
 
 pytestmark = pytest.mark.server
 
@@ -46,6 +49,33 @@ async def test_external_node_finishes_with_its_batches_and_final_metrics(externa
     await external.until_reported(task_id, "extract")
     record = await external.dispatch(task_id, "extract")
     assert (record["outcome"]["kind"], record["batches"]) == ("done", 3)
+
+
+async def test_work_of_a_bridge_is_measured_by_role(external: ExternalTasks) -> None:
+    with measuring() as measured:
+        await external.served_engine()
+        await external.external(three)
+        malformed = external.bridge.context.topics.status(external.role)
+        async with AIOKafkaProducer(bootstrap_servers=external.names.bootstrap) as producer:
+            await producer.send_and_wait(malformed, b"not JSON")
+        task_id = await external.create(node("extract", external.role))
+        assert (await external.result(task_id)).status == "finished"
+        await external.until_reported(task_id, "extract")
+        role, other = external.role, external.other_role
+        assert measured.counted(instruments.DISPATCHES) == {(role,): 1}
+        kinds = {kind: count for (_, kind), count in measured.counted(instruments.BRIDGE_EVENTS).items()}
+        assert (kinds["TASK_ACCEPTED"], kinds["BATCH_OK"], kinds["TASK_DONE"]) == (1, 3, 1)
+        assert measured.counted(instruments.MALFORMED) == {(malformed,): 1}
+        [waited_sec] = measured.observed(instruments.NODE_WAIT)[role,]
+        assert 0 <= waited_sec < 60
+
+        async def is_idle() -> bool:
+            gauges = (instruments.BRIDGE_ATTEMPTS, instruments.BRIDGE_QUEUED, instruments.BRIDGE_LAG)
+            return all(measured.shown(gauge) == {(role,): 0, (other,): 0} for gauge in gauges)
+
+        await eventually(is_idle)
+        await external.coordinator.stop()
+        assert measured.shown(instruments.BRIDGE_ATTEMPTS) == {}
 
 
 async def test_external_node_pulls_from_external_and_native_nodes(external: ExternalTasks) -> None:

@@ -18,6 +18,7 @@ from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.query.v1 import WorkflowQuery
 from temporalio.api.workflowservice.v1 import QueryWorkflowRequest
 
+from flowkit.observe import start_metrics
 from flowkit.payload_converter import VARIABLE
 from flowkit.testing.external import Result
 from flowkit.worker import RoleHandler
@@ -50,10 +51,13 @@ ALLOWED = {
     "query": NOWHERE,
     "document": ERRORS | {"params", "condition", "io", "literal", "vars"},
     "worker_events": ERRORS | {"external_metrics", "announcement"},
+    "attempt_logs": frozenset({"handler_error"}),
+    "logs": ERRORS,
+    "metrics": NOWHERE,
     "kafka": frozenset({"io", "external_error", "external_metrics", "announcement"}),
     "doctor": NOWHERE,
 }
-"""The doors whose secret a sink may contain, by the documentation. A worker logs the traceback of a handler."""
+"""The doors whose secret a sink may contain, by the documentation. A worker logs and keeps tracebacks of handlers."""
 
 
 def secret(door: str) -> str:
@@ -145,6 +149,16 @@ async def _worker_events(external: ExternalTasks) -> str:
     return await eventually(look)
 
 
+async def _attempt_logs(external: ExternalTasks) -> str:
+    """Return the lines that are kept, once the traceback of the handler is among them."""
+
+    async def look() -> str | None:
+        found = dumps([row async for row in external.db.attempt_logs.find()])
+        return found if doors_in(found) else None
+
+    return await eventually(look)
+
+
 def _url(external: ExternalTasks, options: str) -> str:
     return with_options(external.environment["MONGO_URL"], options)
 
@@ -155,7 +169,7 @@ async def test_no_sink_contains_a_secret_that_is_not_documented(
     monkeypatch.setenv(VARIABLE, "tests.integration.encryption:CONVERTER")
     external.environment[VARIABLE] = "tests.integration.encryption:CONVERTER"
     caplog.set_level(logging.INFO, logger="flowkit")
-    processes = Processes(external)
+    processes, metrics = Processes(external), start_metrics("test", "flowkit")
     await external.engine(sign_in=sign_in)
     await external.until_served()
     await external.worker({"leaky": Leaky()})
@@ -174,13 +188,18 @@ async def test_no_sink_contains_a_secret_that_is_not_documented(
         "query": await _query(external),
         "document": dumps(document),
         "worker_events": await _worker_events(external),
+        "attempt_logs": await _attempt_logs(external),
+        "logs": await processes.call("logs", "--task", TASK_ID),
+        "metrics": metrics.render().decode(),
         "kafka": await _records(external),
         "stderr": processes.stderr + _logged(caplog),
     }
     assert {sink: doors_in(text) - ALLOWED[sink] for sink, text in printed.items()} == dict.fromkeys(
         ALLOWED, NOWHERE
     )
-    read = ("stderr", "json", "document", "kafka")
+    metrics.stop()
+    assert "flowkit_log_lines_total" in printed["metrics"]
+    read = ("stderr", "json", "document", "kafka", "logs")
     assert {sink: doors_in(printed[sink]) for sink in read} == {sink: ALLOWED[sink] for sink in read}
 
 

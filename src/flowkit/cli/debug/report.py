@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import flowkit
-from flowkit.cli.debug.mask import Mask
 from flowkit.cli.tasks.variables import plain
+from flowkit.graph.masks import Mask
 from flowkit.models import NodeState, NodeStatus
 from flowkit.text import format_duration, one_line
 from flowkit.workflows.retry import Retry, decide

@@ -1,5 +1,6 @@
-"""`flowkit logs`, which prints the logs of the processes of a `flowkit up`."""
+"""`flowkit logs`, which prints the logs of the processes of a `flowkit up`, or the lines of the handlers of a task."""
 
+import asyncio
 import re
 import time
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from rich.text import Text
 
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
-from flowkit.cli.options import with_options
+from flowkit.cli.options import AnyQueue, with_options
+from flowkit.cli.tasks.lines import check_options, print_lines
 from flowkit.errors import ConfigError
 from flowkit.text import did_you_mean
 
@@ -42,12 +44,36 @@ def logs(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Processes: engine, bridge, worker-1, temporal, mongo, … Default: all but the servers.",
-            metavar="PROCESS…",
+            help="Processes: engine, bridge, worker-1, temporal, mongo, … Default: all but the servers. "
+            "With --task: a node of the task.",
+            metavar="PROCESS|NODE",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new lines until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each process.")] = 50,
+    task: Annotated[
+        str | None,
+        typer.Option("--task", metavar="TASK", help="Print what the handlers of a task have logged."),
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=1, help="With --task NODE: only this attempt.")
+    ] = None,
+    level: Annotated[
+        str, typer.Option("--level", help="With --task: only lines of this level or above.", metavar="LEVEL")
+    ] = "debug",
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Print new lines until Ctrl-C; with --task, until the task has ended."
+        ),
+    ] = False,
+    lines: Annotated[
+        int | None,
+        typer.Option(
+            "--lines", "-n", min=0, help="Last lines of each process, 50 by default; with --task, of all."
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="With --task: print a JSON object for each line.")
+    ] = False,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -55,10 +81,32 @@ def logs(
             "one, or its folder in the current folder."
         ),
     ] = None,
+    *,
+    where: AnyQueue,
 ) -> None:
-    """Print the logs of `flowkit up`, oldest line first; --follow prints new lines as they appear."""
-    folder = find_folder(data)
-    readers = [LogReader(file, lines) for file in choose_logs(folder, names or [])]
+    """Print the logs of `flowkit up`, oldest line first; --follow prints new lines as they appear.
+
+    With --task, print what the handlers and functions of a task have logged.
+    """
+    if task is not None:
+        given = {"task_id": task, "attempt": attempt, "level": level, "follow": follow, "most": lines}
+        options = check_options(names or [], {**given, "as_json": as_json})
+        return asyncio.run(print_lines(where, options))
+    _refuse_without_task(attempt=attempt is not None, level=level != "debug", json=as_json)
+    print_processes(names or [], find_folder(data), follow=follow, lines=50 if lines is None else lines)
+    return None
+
+
+def _refuse_without_task(**given: bool) -> None:
+    for name, is_given in given.items():
+        if is_given:
+            problem = ConfigError(f"--{name} is given without --task")
+            raise add_remedy(problem, "name the task, or leave the option out")
+
+
+def print_processes(names: "Sequence[str]", folder: Path, *, follow: bool, lines: int) -> None:
+    """Print the logs of processes in a folder; with `follow`, new lines until Ctrl-C."""
+    readers = [LogFile(file, lines) for file in choose_logs(folder, names)]
     width = max(len(reader.process) for reader in readers)
     order = [reader.process for reader in readers]
     while True:
@@ -105,7 +153,7 @@ def choose_logs(folder: Path, names: "Sequence[str]") -> list[Path]:
     return [known[name] for name in chosen]
 
 
-class LogReader:
+class LogFile:
     """Reads the log of one process: first its last lines, then what is added."""
 
     def __init__(self, file: Path, lines: int) -> None:

@@ -3,6 +3,7 @@
 import { get, ofTask } from "./api.js";
 import { NodeActions } from "./actions.js";
 import { copyButton, h, replace, update } from "./dom.js";
+import { AttemptLines } from "./lines.js";
 import { clock, duration, sentenceOf, STATUSES, symbolOf } from "./words.js";
 
 const PAGE = 20;
@@ -22,6 +23,7 @@ export class NodePanel {
     this.node = null;
     clearTimeout(this.timer);
     this.actions?.stop();
+    this.lines?.stop();
     replace(this.side, h("p", { class: "note" }, "Select a node to see its attempts, inputs and batches."));
   }
 
@@ -38,6 +40,7 @@ export class NodePanel {
     this.details = h("div", {});
     this.batches = h("div", {}, h("p", { class: "note" }, "loading…"));
     this.actions = new NodeActions(this.taskId, node, this.session, () => ({ input_inline: this.io?.input_inline }));
+    this.lines = new AttemptLines(this.taskId, node);
     this.io = null;
     const about = [node.role, node.function, node.parallel > 1 ? `up to ${node.parallel} shards` : "", node.is_map ? "maps items" : ""].filter(Boolean).join(" · ");
     replace(this.side,
@@ -46,6 +49,7 @@ export class NodePanel {
       node.when && h("p", { class: "note" }, "starts when ", h("code", {}, node.when)),
       this.state, this.actions.element,
       h("h3", {}, "Attempts"), this.attempts,
+      h("h3", {}, "Log"), this.lines.element,
       this.details,
       h("h3", {}, "Batches"), this.batches);
     if (row) this.update(row, now);
@@ -56,6 +60,7 @@ export class NodePanel {
     if (!this.node || !row) return;
     this.tick(row, now);
     this.actions.update(row);
+    this.lines.update(row);
     this.row = row;
     const loaded = `${row.status} ${row.attempt}`;
     if (this.loaded !== loaded) {
@@ -87,6 +92,7 @@ export class NodePanel {
         each.started_at ? `, ${clock(each.started_at)}` : "",
         each.started_at && each.ended_at ? `, ${duration(each.ended_at - each.started_at)}` : "",
         each.worker ? `, ${each.worker}` : "",
+        attempts.length > 1 && [" ", h("button", { class: "link", onclick: () => this.lines.choose(each.attempt) }, "log")],
         (each.code || each.error) && h("pre", {}, [each.code, each.error].filter(Boolean).join(": "))))) : h("p", { class: "note" }, "none yet"),
       !complete && h("p", { class: "note" }, "Temporal no longer has the history of this task, so attempts may be missing."));
   }

@@ -2,7 +2,16 @@
 
 import { h, replace, update } from "./dom.js";
 import { LiveList, PAGE } from "./polling.js";
-import { instant, STATUSES, TIMES } from "./words.js";
+import { instant, STATUSES } from "./words.js";
+
+// What has become of a nominal time of a schedule that has no task, or whose task no engine has begun.
+const TIMES = {
+  refused: { symbol: "!", word: "refused" },
+  no_task: { symbol: "–", word: "no task" },
+  started: { symbol: "▷", word: "waits for an engine" },
+  waiting: { symbol: "◷", word: "waiting" },
+  due: { symbol: "·", word: "due" },
+};
 
 const wordOf = (status) => (TIMES[status] || STATUSES[status])?.word || status;
 const symbolOf = (status) => (TIMES[status] || STATUSES[status])?.symbol || "?";

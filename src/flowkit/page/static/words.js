@@ -11,15 +11,6 @@ export const STATUSES = {
   skipped: { symbol: "⤼", word: "skipped" },
 };
 
-// What has become of a nominal time of a schedule that has no task, or whose task no engine has begun.
-export const TIMES = {
-  refused: { symbol: "!", word: "refused" },
-  no_task: { symbol: "–", word: "no task" },
-  started: { symbol: "▷", word: "waits for an engine" },
-  waiting: { symbol: "◷", word: "waiting" },
-  due: { symbol: "·", word: "due" },
-};
-
 export const ENDED = new Set(["finished", "failed", "cancelled", "skipped"]);
 
 export const symbolOf = (status) => (STATUSES[status] || { symbol: "?" }).symbol;

@@ -1,12 +1,12 @@
-"""Hides secrets in what `flowkit debug` prints. The handler receives the true values."""
+"""Hides secrets in what people see of a handler: in what `flowkit debug` prints, and in kept log lines."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from flowkit.graph.expressions import HIDDEN, hide
-from flowkit.text import SECRET_KEY, SECRET_TEXT
+from flowkit.graph.expressions import hide_forms, list_forms, long_forms
+from flowkit.text import HIDDEN, SECRET_KEY, SECRET_TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,15 +19,32 @@ class Mask:
     """
 
     def __init__(self, *given: Any) -> None:
-        self._secrets = {*_list_secrets(given, named=False)}
+        self._secrets: set[str] = set()
+        self._forms: list[str] = []
+        """The forms of all secrets, longest first."""
+        self.add(given)
 
     def add(self, given: Any) -> None:
         """Look for such keys in one more value."""
-        self._secrets.update(_list_secrets(given, named=False))
+        self._add([*_list_secrets(given, named=False)])
+
+    def add_values(self, values: Any) -> None:
+        """Hide all of these values, such as those of expressions."""
+        self._add([*list_forms(values)])
+
+    def _add(self, secrets: list[str]) -> None:
+        if not self._secrets.issuperset(secrets):
+            self._secrets.update(secrets)
+            self._forms = long_forms([*self._secrets])
+
+    @property
+    def longest(self) -> int:
+        """Number of characters of the longest secret; 0 if none is known."""
+        return len(self._forms[0]) if self._forms else 0
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""
-        return hide(SECRET_TEXT.sub(HIDDEN, text), [*self._secrets])
+        return hide_forms(SECRET_TEXT.sub(HIDDEN, text), self._forms)
 
     def value(self, value: Any) -> Any:
         """Return a value of JSON without secrets."""

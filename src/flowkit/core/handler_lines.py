@@ -1,0 +1,426 @@
+"""The lines that user code logs in an attempt, and the seam at which a product keeps them.
+
+Each attempt binds a sink to the context of its task, which its coroutines, tasks and hooks on threads have, too.
+A handler on Python's root logger passes on each record that is made in such a context. Nothing here keeps lines.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from flowkit.core.log import FieldLogger, bind_context, bound_fields, format_fields, log_context, own_fields
+from flowkit.core.user_code import contained
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from flowkit.models import AttemptInput
+
+OFF: Final = "OFF"
+"""The level at which no lines are kept."""
+HANDLER_LOGGER: Final = "flowkit.handler"
+"""The logger of `ctx.log`."""
+PRINTED: Final = "stdout"
+"""The logger of printed lines."""
+
+_DRIVERS: Final = ("pymongo", "motor", "temporalio", "asyncio")
+"""Loggers of libraries that FlowKit itself uses. Their lines below WARNING are not about the work of a handler."""
+_OUR_FOLDER: Final = str(Path(__file__).parents[1])
+_COLLECTED_CHARS: Final = 1 << 19
+"""Characters of the first lines of a batch in a process of its own, and of its last ones."""
+_LINE_CHARS: Final = 100
+_PRINTED_CHARS: Final = 1 << 16
+"""A printed line without an end becomes a line of its own at this length."""
+
+
+@dataclass(kw_only=True)
+class KeptLogs:
+    """Which lines of handlers and functions are kept with their attempt (docs/monitoring.md)."""
+
+    kept_log_level: str | dict[str, str] = "INFO"
+    """Least level of the lines that are kept: one for all roles, or a dict by role (default INFO). `OFF` keeps none."""
+    keep_prints: bool = False
+    """Whether what handlers and functions print to stdout is kept, too."""
+
+    def kept_level(self, role: str) -> int | None:
+        """Return the least level of the kept lines of a role; None if none are kept."""
+        given = self.kept_log_level
+        name = given.get(role, "INFO") if isinstance(given, dict) else given
+        return None if name.upper() == OFF else int(logging.getLevelNamesMapping()[name.upper()])
+
+    def least_kept_level(self) -> int | None:
+        """Return the least level of the kept lines of all roles; None if none are kept at all."""
+        given = self.kept_log_level
+        roles = ["", *given] if isinstance(given, dict) else [""]
+        return min((level for role in roles if (level := self.kept_level(role)) is not None), default=None)
+
+
+class HandlerLine(NamedTuple):
+    """One line of an attempt. A record with a traceback is one line, too."""
+
+    at: float
+    """Seconds since the Unix epoch."""
+    level: int
+    logger: str
+    text: str
+    batch_uid: str = ""
+    """The batch that was being processed; empty if none was."""
+
+
+class LineSink(Protocol):
+    """Takes the lines of one attempt. Its methods can be called on any thread, return at once, and never raise."""
+
+    level: int
+    """Lines below this level are not wanted."""
+    prints: bool
+    """Whether printed lines are wanted."""
+
+    def add(self, line: HandlerLine) -> None:
+        """Take a line."""
+
+    def mask(self, values: Any, given: Callable[[], Any]) -> None:
+        """Hide `values` in all lines, and the values of keys such as `password` in what `given` returns."""
+
+
+class LineSinks(Protocol):
+    """Takes the lines of all attempts of a process."""
+
+    def sink(self, attempt: AttemptInput, worker_id: str) -> LineSink | None:
+        """Return what takes the lines of an attempt; None if those of its role are not wanted."""
+
+
+class AttemptLines:
+    """The lines of one attempt. What takes them is made for the first one, since most attempts log nothing."""
+
+    def __init__(self, create: Callable[[], LineSink | None]) -> None:
+        self._create: Callable[[], LineSink | None] | None = create
+        self._sink: LineSink | None = None
+        self._masks: list[tuple[Any, Callable[[], Any]]] = []
+
+    @property
+    def sink(self) -> LineSink | None:
+        """What takes the lines; None if they are not wanted."""
+        if self._create is not None:
+            with _lock:
+                self._begin()
+        return self._sink
+
+    def _begin(self) -> None:
+        create, self._create = self._create, None
+        if create is None or (sink := create()) is None:
+            return
+        for values, given in self._masks:
+            sink.mask(values, given)
+        self._masks, self._sink = [], sink
+
+    def mask(self, values: Any, given: Callable[[], Any]) -> None:
+        """Hide values in the lines, as `LineSink.mask` does."""
+        with _lock:
+            if self._sink is None:
+                self._masks.append((values, given))
+            else:
+                self._sink.mask(values, given)
+
+
+_lock = threading.RLock()
+_lines: ContextVar[AttemptLines | None] = ContextVar("flowkit_attempt_lines", default=None)
+
+
+def _current() -> LineSink | None:
+    """Return what takes the lines of the running attempt."""
+    return None if (lines := _lines.get()) is None else lines.sink
+
+
+def begin_attempt(attempt: AttemptInput, worker_id: str, run_id: str, sinks: LineSinks | None) -> None:
+    """Let all records of the current asyncio task name this attempt, and let what `sinks` returns take them."""
+    trace_id = _find_trace_id()
+    bind_context(
+        task_id=attempt.task_id,
+        node_id=attempt.node_id,
+        attempt_epoch=attempt.epoch,
+        role=attempt.role,
+        worker_id=worker_id,
+        run_id=run_id,
+        **({"shard": attempt.shard} if attempt.shard else {}),
+        **({"trace_id": trace_id} if trace_id else {}),
+    )
+    if sinks is not None:
+        restore_capture()
+        _lines.set(AttemptLines(lambda: sinks.sink(attempt, worker_id)))
+
+
+def end_attempt() -> None:
+    """Pass on what the attempt has printed without the end of a line."""
+    if isinstance(sys.stdout, _Stdout) and (sink := _current()) is not None and sink.prints:
+        sys.stdout.end_lines(sink)
+
+
+def mask_lines(values: Any, given: Callable[[], Any]) -> None:
+    """Hide values in the lines of the running attempt, as `LineSink.mask` does."""
+    if (lines := _lines.get()) is not None:
+        lines.mask(values, given)
+
+
+@contextmanager
+def bound_to(lines: AttemptLines) -> Iterator[None]:
+    """Let what is logged in the block be lines of an attempt."""
+    before = _lines.set(lines)
+    try:
+        yield
+    finally:
+        _lines.reset(before)
+
+
+def _find_trace_id() -> str:
+    """Return the id of the active trace of OpenTelemetry, if the program uses it; else an empty string."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return ""
+    found = 0
+    with suppress(Exception):
+        found = trace.get_current_span().get_span_context().trace_id
+    return f"{found:032x}" if found else ""
+
+
+class HandlerLogger(FieldLogger):
+    """The logger of one attempt. Its lines belong to the attempt on any thread, also one that a handler has started."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.getLogger(HANDLER_LOGGER))
+        self._fields = bound_fields()
+        self._lines = _lines.get()
+
+    def _emit(self, level: int, text: str, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
+        fields["stacklevel"] = fields.get("stacklevel", 1) + 1
+        given = {**self._fields, **bound_fields(), **fields}
+        if self._lines is None or _lines.get() is self._lines:
+            super()._emit(level, text, args, given)
+            return
+        with bound_to(self._lines):
+            super()._emit(level, text, args, given)
+
+
+class CaptureHandler(logging.Handler):
+    """Passes the records of attempts on to their sinks. It needs no lock: sinks can be called on any thread."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Pass on a record that was made in an attempt."""
+        sink = _current()
+        if sink is None or record.levelno < sink.level or _is_internal(record):
+            return False
+        sink.add(to_line(record))
+        return True
+
+
+def _is_internal(record: logging.LogRecord) -> bool:
+    """Return whether FlowKit or a library that it uses says what it does, and nothing that a user should know."""
+    if record.levelno >= logging.WARNING or record.name == HANDLER_LOGGER:
+        return False
+    return record.name.partition(".")[0] in _DRIVERS or record.pathname.startswith(_OUR_FOLDER)
+
+
+def to_line(record: logging.LogRecord) -> HandlerLine:
+    """Return the line of a record: its message, its fields and its traceback. Never raise."""
+    bound = bound_fields()
+    text = "a line whose text cannot be made"
+    with suppress(Exception), contained:
+        text = f"{record.msg}  (its arguments do not fit)"
+        text = record.getMessage()
+    with suppress(Exception), contained:
+        shown = format_fields(own_fields(record))
+        text = f"{text}  {shown}" if shown else text
+    if record.exc_info or record.stack_info:
+        text = f"{text}\n{_traceback_of(record)}"
+    return HandlerLine(record.created, record.levelno, record.name, text, str(bound.get("batch_uid", "")))
+
+
+def _traceback_of(record: logging.LogRecord) -> str:
+    with suppress(Exception), contained:
+        parts = [_formatter.formatException(record.exc_info)] if record.exc_info else []
+        return "\n".join([*parts, *([record.stack_info] if record.stack_info else [])])
+    return "its traceback cannot be shown"
+
+
+_formatter = logging.Formatter()
+
+
+class _Stdout:
+    """Stands in for `sys.stdout`: writes as before, and passes the lines that attempts print on to their sinks."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self._rest: dict[tuple[LineSink, int], str] = {}
+        """What each thread has printed without the end of a line."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+    def write(self, text: str) -> Any:
+        """Write a text. What a logging handler writes was a record before, so it is no printed line."""
+        written = self.stream.write(text)
+        sink = _current()
+        if sink is not None and sink.prints and sys._getframe(1).f_globals.get("__name__") != "logging":
+            self._take(sink, str(text))
+        return written
+
+    def writelines(self, lines: Any) -> None:
+        """Write several texts."""
+        for each in lines:
+            self.write(each)
+
+    def _take(self, sink: LineSink, text: str) -> None:
+        key = sink, threading.get_ident()
+        *lines, rest = (self._rest.pop(key, "") + text).split("\n")
+        for each in lines:
+            _add_printed(sink, each)
+        while len(rest) >= _PRINTED_CHARS:
+            _add_printed(sink, rest[:_PRINTED_CHARS])
+            rest = rest[_PRINTED_CHARS:]
+        if rest:
+            self._rest[key] = rest
+
+    def end_lines(self, sink: LineSink) -> None:
+        """Pass on what an attempt has printed without the end of a line."""
+        for key in [each for each in [*self._rest] if each[0] is sink]:
+            if rest := self._rest.pop(key, ""):
+                _add_printed(sink, rest)
+
+
+def _add_printed(sink: LineSink, text: str) -> None:
+    if logging.INFO >= sink.level:
+        record = logging.LogRecord(PRINTED, logging.INFO, "", 0, text, None, None)
+        sink.add(to_line(record))
+
+
+class _Installed:
+    """How often this process has been asked to capture lines, and with which handler it does."""
+
+    handler: Final = CaptureHandler()
+    uses = 0
+    prints = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineWish:
+    """What another process needs to know to collect the lines of an attempt."""
+
+    level: int
+    prints: bool
+    fields: dict[str, Any]
+    """The fields that name the attempt, and its batch."""
+
+    @classmethod
+    def current(cls) -> LineWish | None:
+        """Return the wish of the running attempt; None if its lines are not wanted."""
+        if (sink := _current()) is None:
+            return None
+        return cls(level=sink.level, prints=sink.prints, fields=dict(bound_fields()))
+
+
+class CollectedLines:
+    """The lines of one batch in a process of its own: the first ones, and the last ones if there are very many."""
+
+    def __init__(self, wish: LineWish) -> None:
+        self.level, self.prints = wish.level, wish.prints
+        self._first: list[HandlerLine] = []
+        self._last: deque[HandlerLine] = deque()
+        self._room = _COLLECTED_CHARS
+        self._last_chars = 0
+        self._left_out = 0
+
+    def add(self, line: HandlerLine) -> None:
+        """Take a line."""
+        if len(line.text) > _COLLECTED_CHARS:
+            line = line._replace(text=line.text[:_COLLECTED_CHARS])
+        if self._room > 0:
+            self._room -= len(line.text) + _LINE_CHARS
+            self._first.append(line)
+            return
+        self._last.append(line)
+        self._last_chars += len(line.text) + _LINE_CHARS
+        while self._last_chars > _COLLECTED_CHARS:
+            self._last_chars -= len(self._last.popleft().text) + _LINE_CHARS
+            self._left_out += 1
+
+    def mask(self, values: Any, given: Callable[[], Any]) -> None:
+        """Do nothing: the worker hides secrets."""
+
+    def all(self) -> list[HandlerLine]:
+        """Return the lines."""
+        if not self._left_out:
+            return [*self._first, *self._last]
+        at = self._last[0].at if self._last else time.time()
+        note = HandlerLine(at, logging.WARNING, HANDLER_LOGGER, f"… {self._left_out:,} lines left out …")
+        return [*self._first, note, *self._last]
+
+
+@contextmanager
+def collecting(wish: LineWish | None, take: Callable[[list[HandlerLine]], None]) -> Iterator[None]:
+    """Collect the lines that are logged in the block, and pass them to `take` at its end."""
+    if wish is None:
+        yield
+        return
+    lines = CollectedLines(wish)
+    start_capture(wish.level, prints=wish.prints)
+    try:
+        with log_context(**wish.fields), bound_to(AttemptLines(lambda: lines)):
+            try:
+                yield
+            finally:
+                end_attempt()
+                take(lines.all())
+    finally:
+        stop_capture(prints=wish.prints)
+
+
+def pass_on(lines: Iterable[HandlerLine]) -> None:
+    """Let the sink of the running attempt take the lines that another process has collected."""
+    if (sink := _current()) is not None:
+        for each in lines:
+            sink.add(each)
+
+
+def start_capture(level: int, *, prints: bool) -> None:
+    """Let records reach the sinks of attempts until `stop_capture`, with printed lines if `prints`.
+
+    Loggers without a level of their own have that of the root logger, WARNING by default. It becomes `level` where that
+    changes nothing else: if the program has not configured logging, or if its handlers have levels of their own.
+    """
+    with _lock:
+        _Installed.uses += 1
+        root = logging.getLogger()
+        if root.level > level and all(each.level >= root.level for each in root.handlers):
+            root.setLevel(level)
+        restore_capture()
+        if prints:
+            _Installed.prints += 1
+            if not isinstance(sys.stdout, _Stdout):
+                sys.stdout = _Stdout(sys.stdout)
+
+
+def restore_capture() -> None:
+    """Add the handler to the root logger again, if user code has configured logging since."""
+    root = logging.getLogger()
+    if _Installed.uses and _Installed.handler not in root.handlers:
+        root.addHandler(_Installed.handler)
+
+
+def stop_capture(*, prints: bool) -> None:
+    """Undo one `start_capture`. The level of the root logger stays."""
+    with _lock:
+        _Installed.uses -= 1
+        if not _Installed.uses:
+            logging.getLogger().removeHandler(_Installed.handler)
+        if prints:
+            _Installed.prints -= 1
+            if not _Installed.prints and isinstance(sys.stdout, _Stdout):
+                sys.stdout = sys.stdout.stream

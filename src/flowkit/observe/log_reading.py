@@ -1,0 +1,217 @@
+"""Finds kept lines again: all of a task in the order of their times, or a page of those of one attempt.
+
+External workers keep no lines. In their place, the lines of a node say what its workers have reported in
+`worker_events`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections import deque
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from flowkit.adapters.entries import utc
+from flowkit.observe.log_buffer import level_name
+from flowkit.observe.log_store import LogStore
+from flowkit.products import KeptLine, LinePage
+from flowkit.protocol.messages import EventKind
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Mapping
+
+    from flowkit.adapters.mongo import Database
+
+_LATE: Final = timedelta(minutes=1)
+"""How much later than its first line a document may arrive, and still be found by who follows a task."""
+_EVENT_LEVELS: Final[Mapping[str, int]] = {
+    EventKind.TASK_ACCEPTED: logging.INFO,
+    EventKind.TASK_DONE: logging.INFO,
+    EventKind.BATCH_FAILED: logging.WARNING,
+    EventKind.CANCELLED: logging.WARNING,
+    EventKind.TASK_FAILED: logging.ERROR,
+}
+"""The levels of events of external workers; DEBUG for the others."""
+_SAID: Final = ("batch_uid", "batches", "reason_code", "error", "reason")
+"""What an event says, in its payload."""
+
+EVENTS: Final = "worker_events"
+"""The logger of what events say."""
+
+Row = dict[str, Any]
+Attempt = tuple[str, int, int]
+"""A node, an epoch and a shard."""
+
+
+class _Read(NamedTuple):
+    """A line with its level as a number. The first fields are its order."""
+
+    at: datetime
+    order: int
+    number: int
+    level: int
+    line: KeptLine
+
+
+class HandlerLogReader:
+    """Finds the lines of tasks."""
+
+    def __init__(self, db: Database) -> None:
+        self._store = LogStore(db)
+
+    async def kept_sec(self) -> float | None:
+        """Return how long lines are kept; None for ever."""
+        return await self._store.kept_sec()
+
+    async def lines(
+        self, task_id: str, node_id: str | None = None, *, attempt: int | None = None, level: str = "DEBUG"
+    ) -> AsyncIterator[list[KeptLine]]:
+        """Yield the lines so far, oldest first; then, again and again, an empty list and new ones."""
+        wanted: Row = {"task_id": task_id}
+        wanted |= {} if node_id is None else {"node_id": node_id}
+        wanted |= {} if attempt is None else {"attempt_epoch": attempt}
+        numbers, seen = _Numbers(level), dict[str, datetime]()
+        while True:
+            async for read in _in_order(self._new_rows(wanted, seen), numbers):
+                if lines := numbers.choose(read):
+                    yield lines
+            yield []
+
+    async def _new_rows(self, wanted: Row, seen: dict[str, datetime]) -> AsyncIterator[Row]:
+        """Yield the rows that are not in `seen`, in the order of their first lines, and note them there.
+
+        Rows that began long before the newest one are not looked for, and forgotten.
+        """
+        if seen:
+            since = max(seen.values()) - _LATE
+            wanted = {**wanted, "at": {"$gte": since}}
+            for gone in [row_id for row_id, at in seen.items() if at < since]:
+                del seen[gone]
+        events = [_row_of_event(each) for each in await self._store.find_events(wanted)]
+        pending = deque(each for each in events if each["_id"] not in seen)
+        async for row in self._store.find(wanted, without=[*seen]):
+            while pending and pending[0]["at"] <= utc(row["at"]):
+                yield _note(pending.popleft(), seen)
+            yield _note(row, seen)
+        while pending:
+            yield _note(pending.popleft(), seen)
+
+    async def page(
+        self,
+        task_id: str,
+        node_id: str,
+        attempt: int,
+        *,
+        level: str = "DEBUG",
+        before: str = "",
+        after: str = "",
+        limit: int = 200,
+    ) -> LinePage:
+        """Return the last lines of an attempt; or those before one place; or the first ones after another place."""
+        wanted = {"task_id": task_id, "node_id": node_id, "attempt_epoch": attempt}
+        numbers = _Numbers(level)
+        lines: list[KeptLine] = []
+        async for read in _in_order(self._new_rows(wanted, {}), numbers):
+            lines += numbers.choose(read)
+        first, last = 0, len(lines)
+        if after:
+            first = next((place for place, each in enumerate(lines) if each.place > after), last)
+            last = min(last, first + limit)
+        else:
+            last = next((place for place, each in enumerate(lines) if before and each.place >= before), last)
+            first = max(0, last - limit)
+        return LinePage(lines=lines[first:last], earlier=first > 0, later=last < len(lines))
+
+
+def _note(row: Row, seen: dict[str, datetime]) -> Row:
+    seen[row["_id"]] = utc(row["at"])
+    return row
+
+
+class _Numbers:
+    """Knows which lines of each log come next, and which of those that are shown follows others that were left out."""
+
+    def __init__(self, level: str) -> None:
+        self._least = int(logging.getLevelNamesMapping()[level.upper()])
+        self._last: dict[str, int] = {}
+        """The number of the last line that was read, by log."""
+        self._carried: dict[Attempt, int] = {}
+        """Number of lines left out before lines that are not shown, by attempt."""
+
+    def read(self, row: Row, order: int) -> Iterator[_Read]:
+        """Yield the lines of a row."""
+        log = str(row["_id"]).partition("-")[0]
+        for each in row["lines"]:
+            left_out = each["n"] - self._last.get(log, 0) - 1
+            self._last[log] = each["n"]
+            at = utc(each["at"])
+            yield _Read(at, order, each["n"], each["level"], _to_line(row, each, at, max(0, left_out)))
+
+    def choose(self, read: list[_Read]) -> list[KeptLine]:
+        """Return the lines of the wanted level."""
+        chosen = []
+        for each in read:
+            line = each.line
+            key = line.node_id, line.attempt, line.shard
+            left_out = line.left_out + self._carried.pop(key, 0)
+            if each.level >= self._least:
+                chosen.append(line if left_out == line.left_out else replace(line, left_out=left_out))
+            elif left_out:
+                self._carried[key] = left_out
+        return chosen
+
+
+async def _in_order(rows: AsyncIterator[Row], numbers: _Numbers) -> AsyncIterator[list[_Read]]:
+    """Yield the lines of rows in the order of their times. The rows are in the order of their first lines."""
+    waiting: list[_Read] = []
+    order = 0
+    async for row in rows:
+        if ready := _pop_before(waiting, utc(row["at"])):
+            yield ready
+        for line in numbers.read(row, order):
+            heapq.heappush(waiting, line)
+        order += 1
+    yield _pop_before(waiting, None)
+
+
+def _pop_before(waiting: list[_Read], at: datetime | None) -> list[_Read]:
+    ready = []
+    while waiting and (at is None or waiting[0].at < at):
+        ready.append(heapq.heappop(waiting))
+    return ready
+
+
+def _to_line(row: Row, line: Row, at: datetime, left_out: int) -> KeptLine:
+    return KeptLine(
+        node_id=row["node_id"],
+        attempt=row["attempt_epoch"],
+        shard=row["shard"],
+        left_out=left_out,
+        at=at.timestamp(),
+        level=level_name(line["level"]),
+        logger=line["logger"],
+        text=line["text"],
+        batch_uid=line.get("batch_uid", ""),
+        worker_id=row["worker_id"],
+        place=f"{int(at.timestamp() * 1000):015d}.{row['_id']}.{line['n']:09d}",
+    )
+
+
+def _row_of_event(event: Row) -> Row:
+    """Return an event of an external worker in the form of a row of `attempt_logs`."""
+    payload = event.get("payload") or {}
+    kind, at = str(payload.get("kind", "")), datetime.fromtimestamp(event["ts_ms"] / 1000, UTC)
+    said = [f"{name}={payload[name]}" for name in _SAID if payload.get(name) not in (None, "")]
+    text = "  ".join([kind.lower().replace("_", " "), *([" ".join(said)] if said else [])])
+    line = {"n": 1, "at": at, "level": _EVENT_LEVELS.get(kind, logging.DEBUG), "logger": EVENTS, "text": text}
+    return {
+        "_id": str(event["_id"]),
+        "node_id": event["node_id"],
+        "attempt_epoch": event.get("attempt_epoch") or 0,
+        "shard": 0,
+        "worker_id": str(payload.get("worker_id") or ""),
+        "at": at,
+        "lines": [line],
+    }

@@ -1,0 +1,93 @@
+"""The collection `attempt_logs`: the lines of handlers, in documents of up to 64 KiB."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from pymongo import ASCENDING
+from pymongo.errors import BulkWriteError
+
+from flowkit.adapters.mongo import duplicate_indexes, durable, ensure_index, expire_after, translate_errors
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from flowkit.adapters.mongo import Database
+
+COLLECTION: Final = "attempt_logs"
+_AT_ONCE: Final = 20
+"""Documents that a cursor receives at once: up to about a megabyte."""
+TTL: Final = "ttl_attempt_logs"
+_PLACE: Final = [(name, ASCENDING) for name in ("task_id", "at", "node_id", "attempt_epoch")]
+
+
+class LogStore:
+    """Writes and reads the documents."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = durable(db)
+        self._rows = self._db[COLLECTION]
+
+    @translate_errors
+    async def prepare(self) -> None:
+        """Create the index by which lines are found. Raise StoreUnavailable or StoreRefused."""
+        await ensure_index(self._rows, _PLACE, "attempt_logs_of_task")
+
+    @translate_errors
+    async def expire_after(self, seconds: float) -> None:
+        """Let MongoDB delete lines this long after it stored them; 0 means never."""
+        await expire_after(self._rows, TTL, seconds)
+
+    @translate_errors
+    async def kept_sec(self) -> float | None:
+        """Return after how many seconds MongoDB deletes lines; None for never."""
+        index = (await self._rows.index_information()).get(TTL)
+        return None if index is None else float(index["expireAfterSeconds"])
+
+    @translate_errors
+    async def append(self, documents: Sequence[dict[str, Any]]) -> None:
+        """Store documents. Those that an earlier try has stored stay unchanged."""
+        try:
+            await self._rows.insert_many(documents, ordered=False)
+        except BulkWriteError as error:
+            duplicate_indexes(error)
+
+    @translate_errors
+    async def remove(self, ids: Sequence[str]) -> None:
+        """Delete documents."""
+        await self._rows.delete_many({"_id": {"$in": list(ids)}})
+
+    async def find(
+        self, wanted: dict[str, Any], *, without: Sequence[str] = ()
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield documents in the order of their first lines."""
+        if without:
+            wanted = {**wanted, "_id": {"$nin": list(without)}}
+        found = self._rows.find(wanted).sort([("at", ASCENDING), ("_id", ASCENDING)]).batch_size(_AT_ONCE)
+        async for each in _translated(found):
+            yield each
+
+    @translate_errors
+    async def find_events(self, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the events of external workers that `wanted` selects as it does documents of lines, oldest first.
+
+        An attempt of an external worker has a row in `dispatches`.
+        """
+        place = {name: value for name, value in wanted.items() if name != "at"}
+        nodes = await self._db.dispatches.distinct("node_id", {"task_id": place["task_id"]})
+        nodes = [each for each in nodes if place.get("node_id", each) == each]
+        if not nodes:
+            return []
+        since = {"created_at": wanted["at"]} if "at" in wanted else {}
+        found = self._db.worker_events.find({**place, "node_id": {"$in": nodes}, **since})
+        return [each async for each in found.sort("ts_ms", ASCENDING)]
+
+
+async def _translated(cursor: Any) -> AsyncIterator[dict[str, Any]]:
+    @translate_errors
+    async def step() -> dict[str, Any] | None:
+        found: dict[str, Any] | None = await anext(cursor, None)
+        return found
+
+    while (document := await step()) is not None:
+        yield document

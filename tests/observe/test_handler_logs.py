@@ -1,0 +1,419 @@
+"""What handlers log is kept with their attempt: which lines, in which order, and of which attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import logging.config
+import pickle
+import sys
+import threading
+import warnings
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from flowkit.config import WorkerConfig
+from flowkit.core import handler_lines
+from flowkit.core.handler_lines import CaptureHandler, begin_attempt, end_attempt
+from flowkit.errors import StoreUnavailable
+from flowkit.observe.log_keeper import HandlerLogKeeper
+from flowkit.observe.log_reading import HandlerLogReader
+from flowkit.testing import memory_database, run_graph
+from flowkit.worker import Batch, BatchResult, RoleHandler
+from tests.contract.builders import attempt
+from tests.unit.event_loop import let_other_tasks_run
+from tests.unit.handler_runs import node
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from flowkit.products import KeptLine
+
+SHOP = logging.getLogger("shop")
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    root.setLevel(logging.INFO)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
+
+
+async def read(db: Any, task_id: str, node_id: str | None = None, **options: Any) -> list[KeptLine]:
+    """Return all lines that are kept now."""
+    found: list[KeptLine] = []
+    async for lines in HandlerLogReader(db).lines(task_id, node_id, **options):
+        if not lines:
+            return found
+        found += lines
+    return found
+
+
+class Talking(RoleHandler):
+    """Logs in its hooks."""
+
+    role = "talking"
+
+    def init(self, info: dict[str, Any]) -> None:
+        """Log on a thread."""
+        SHOP.info("begins on a thread")
+
+    async def iter_batches(self, loaded: Any) -> AsyncIterator[Batch]:
+        """Yield two batches."""
+        for number in range(2):
+            yield Batch(batch_uid=f"b{number}", payload={})
+
+    async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
+        """Log by all ways."""
+        SHOP.debug("not kept")
+        SHOP.warning("slow page %d", 3)
+        ctx.log.info("page read", page=3, password="hunter2")
+        thread = threading.Thread(target=lambda: ctx.log.info("from a thread of the handler"))
+        thread.start()
+        await asyncio.to_thread(thread.join)
+        return BatchResult(success=True, metrics={"n": 1})
+
+
+async def test_lines_of_all_hooks_are_kept_with_their_batch() -> None:
+    db = memory_database()
+    run = await run_graph({"nodes": [node("a", "talking")]}, Talking(), db=db)
+    lines = await read(db, run.task_id)
+    assert [(each.level, each.logger, each.text, each.batch_uid) for each in lines[:4]] == [
+        ("INFO", "shop", "begins on a thread", ""),
+        ("WARNING", "shop", "slow page 3", "b0"),
+        ("INFO", "flowkit.handler", 'page read  page=3 password="(hidden)"', "b0"),
+        ("INFO", "flowkit.handler", "from a thread of the handler", ""),
+    ]
+    assert len(lines) == 7
+    assert {(each.node_id, each.attempt, each.left_out) for each in lines} == {("a", 1, 0)}
+    assert [each.text for each in await read(db, run.task_id, level="WARNING")] == ["slow page 3"] * 2
+    assert await read(db, run.task_id, "other") == []
+
+
+class Flaky(RoleHandler):
+    """Fails in its first attempt, with a secret of its input in the text."""
+
+    role = "flaky"
+
+    async def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
+        """Fail once."""
+        SHOP.info("attempt %d of %s signs in with %s", ctx.attempt_epoch, ctx.node_id, ctx.params["token"])
+        if ctx.attempt_epoch == 1:
+            raise ConnectionError(f"cannot sign in with {ctx.params['token']}")
+        return BatchResult(success=True)
+
+
+async def test_attempts_do_not_mix_and_the_traceback_of_a_failure_is_kept_without_secrets() -> None:
+    db = memory_database()
+    nodes = [node(name, "flaky", retry_policy={"max": 1, "backoff_sec": 0.1}) for name in "abc"]
+    run = await run_graph({"nodes": nodes}, Flaky(), db=db, params={"token": "correct-horse"})
+    lines = await read(db, run.task_id)
+    for name in "abc":
+        first = [each for each in lines if (each.node_id, each.attempt) == (name, 1)]
+        assert [each.level for each in first] == ["INFO", "WARNING"]
+        assert first[0].text == f"attempt 1 of {name} signs in with (hidden)"
+        assert "ConnectionError: cannot sign in with (hidden)" in first[1].text
+        assert "Traceback" in first[1].text
+        (second,) = await read(db, run.task_id, name, attempt=2)
+        assert second.text.startswith(f"attempt 2 of {name}")
+    assert "correct-horse" not in str(lines)
+
+
+class Kept:
+    """Lines of attempts that run in this test, without a task."""
+
+    def __init__(self, db: Any, keeper: HandlerLogKeeper) -> None:
+        self.db = db
+        self.keeper = keeper
+
+    async def run(self, body: Any, node_id: str = "a", **given: Any) -> None:
+        """Call a function as the handler of an attempt."""
+
+        async def run() -> None:
+            own = replace(attempt(node_id), **given)
+            begin_attempt(own, "w-1", "run-1", self.keeper)
+            try:
+                body()
+            finally:
+                end_attempt()
+
+        await asyncio.create_task(run())
+
+    async def texts(self, **options: Any) -> list[str]:
+        """Return the texts of the lines that are kept."""
+        await self.keeper.flush()
+        return [each.text for each in await read(self.db, attempt().task_id, **options)]
+
+
+@pytest.fixture
+async def kept(request: pytest.FixtureRequest) -> AsyncIterator[Kept]:
+    """A keeper that writes when the test asks for the lines. The parameter has its settings."""
+    db = memory_database()
+    keeper = HandlerLogKeeper(db, WorkerConfig(**getattr(request, "param", {})), pause_sec=3_600)
+    keeper.start()
+    yield Kept(db, keeper)
+    await keeper.stop()
+
+
+with_prints = pytest.mark.parametrize("kept", [{"keep_prints": True}], indirect=True)
+
+
+@with_prints
+async def test_printed_lines_are_kept_if_a_setting_says_so(kept: Kept) -> None:
+    def body() -> None:
+        sys.stdout.write("one 1\ntwo")
+        handler = logging.StreamHandler(sys.stdout)
+        handler.emit(logging.makeLogRecord({"msg": "a record, no printed line"}))
+        sys.stdout.write("\nthree")
+
+    handler_lines.start_capture(logging.INFO, prints=True)  # pytest has replaced the stream since the fixture
+    await kept.run(body)
+    handler_lines.stop_capture(prints=True)
+    assert (await kept.texts())[:2] == ["one 1", "two"]
+    assert (await kept.texts())[-1] == "three"
+
+
+async def test_printed_lines_are_not_kept_by_default(kept: Kept) -> None:
+    await kept.run(lambda: sys.stdout.write("one\n"))
+    assert await kept.texts() == []
+
+
+@pytest.mark.parametrize("kept", [{"kept_log_level": {"crawler": "OFF"}}], indirect=True)
+async def test_role_can_be_switched_off(kept: Kept) -> None:
+    await kept.run(lambda: SHOP.error("not kept"))
+    await kept.run(lambda: SHOP.info("kept"), role="other")
+    assert await kept.texts() == ["kept"]
+
+
+@pytest.mark.parametrize("kept", [{"kept_log_level": "DEBUG"}], indirect=True)
+async def test_drivers_and_flowkit_itself_do_not_fill_the_log(kept: Kept) -> None:
+    def body() -> None:
+        SHOP.setLevel(logging.DEBUG)
+        SHOP.debug("kept")
+        pymongo = logging.getLogger("pymongo.command")
+        pymongo.setLevel(logging.DEBUG)
+        pymongo.debug("insert")
+        pymongo.setLevel(logging.NOTSET)
+        SHOP.setLevel(logging.NOTSET)
+        pymongo.warning("slow")
+
+    await kept.run(body)
+    assert await kept.texts() == ["kept", "slow"]
+
+
+async def test_configuration_of_the_user_does_not_end_the_capture(kept: Kept) -> None:
+    def configure() -> None:
+        logging.config.dictConfig(
+            {"version": 1, "disable_existing_loggers": False, "root": {"level": "INFO"}}
+        )
+
+    await kept.run(configure)
+    await kept.run(lambda: SHOP.info("after it"))
+    assert await kept.texts() == ["after it"]
+
+
+async def test_broken_records_are_lines_too(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __str__(self) -> str:
+            raise SystemExit("its text cannot be made")
+
+    def body() -> None:
+        SHOP.info("%d items", "many")
+        SHOP.info(Broken())
+        SHOP.info("fields", extra={"page": Broken()})
+        try:
+            raise RuntimeError("inner")
+        except RuntimeError:
+            SHOP.exception("outer")
+
+    root = logging.getLogger()
+    monkeypatch.setattr(
+        root, "handlers", [each for each in root.handlers if isinstance(each, CaptureHandler)]
+    )
+    await kept.run(body)
+    texts = await kept.texts()
+    assert texts[0] == "%d items  (its arguments do not fit)"
+    assert texts[1] == "a line whose text cannot be made"
+    assert texts[-1].startswith("outer\nTraceback")
+
+
+async def test_captured_warnings_are_lines(kept: Kept) -> None:
+    def body() -> None:
+        logging.captureWarnings(True)
+        try:
+            warnings.simplefilter("always")
+            warnings.warn("old", DeprecationWarning, stacklevel=1)
+        finally:
+            logging.captureWarnings(False)
+
+    with warnings.catch_warnings():
+        await kept.run(body)
+    assert "DeprecationWarning: old" in (await kept.texts())[0]
+
+
+async def test_line_of_a_thread_after_the_end_of_its_attempt_is_kept(kept: Kept) -> None:
+    logger: list[Any] = []
+    await kept.run(lambda: logger.append(handler_lines.HandlerLogger()))
+    assert await kept.texts() == []
+    thread = threading.Thread(target=lambda: logger[0].info("late"))
+    thread.start()
+    thread.join()
+    assert await kept.texts() == ["late"]
+
+
+async def test_outside_of_attempts_nothing_is_kept(kept: Kept) -> None:
+    SHOP.error("not in an attempt")
+    assert await kept.texts() == []
+
+
+async def test_lines_that_were_left_out_are_counted_where_they_are_missing(kept: Kept) -> None:
+    def body() -> None:
+        for number in range(20_000):
+            SHOP.info("line %d", number)
+        SHOP.warning("last")
+
+    await kept.run(body)
+    await kept.texts()
+    lines = await read(kept.db, attempt().task_id)
+    (gap,) = [each for each in lines if each.left_out]
+    assert gap.left_out == 20_001 - len(lines)
+    (warning,) = await read(kept.db, attempt().task_id, level="WARNING")
+    assert (warning.text, warning.left_out) == ("last", gap.left_out)
+
+
+async def test_pages_of_an_attempt_meet_each_other(kept: Kept) -> None:
+    def body() -> None:
+        for number in range(25):
+            SHOP.info("line %d", number)
+
+    await kept.run(body)
+    await kept.keeper.flush()
+    reader, own = HandlerLogReader(kept.db), attempt()
+    place = own.task_id, own.node_id, own.epoch
+    last = await reader.page(*place, limit=10)
+    before = await reader.page(*place, before=last.lines[0].place, limit=10)
+    first = await reader.page(*place, before=before.lines[0].place, limit=10)
+    assert [len(each.lines) for each in (first, before, last)] == [5, 10, 10]
+    assert [each.earlier for each in (first, before, last)] == [False, True, True]
+    again = await reader.page(*place, after=first.lines[-1].place, limit=10)
+    assert [each.text for each in again.lines] == [each.text for each in before.lines]
+    assert again.later
+    await kept.run(lambda: SHOP.info("new"), epoch=own.epoch)
+    await kept.keeper.flush()
+    assert [each.text for each in (await reader.page(*place, after=last.lines[-1].place)).lines] == ["new"]
+
+
+async def test_who_follows_a_task_gets_each_line_once(kept: Kept) -> None:
+    await kept.run(lambda: SHOP.info("one"))
+    await kept.keeper.flush()
+    found = HandlerLogReader(kept.db).lines(attempt().task_id)
+
+    async def now() -> list[str]:
+        texts: list[str] = []
+        async for lines in found:
+            if not lines:
+                break
+            texts += [each.text for each in lines]
+        return texts
+
+    assert await now() == ["one"]
+    assert await now() == []
+    await kept.run(lambda: SHOP.info("two"), node_id="b")
+    await kept.keeper.flush()
+    assert await now() == ["two"]
+    assert await now() == []
+
+
+async def test_lines_are_written_while_their_attempt_runs() -> None:
+    """So a killed process loses those of the last pause only."""
+    db = memory_database()
+    keeper = HandlerLogKeeper(db, WorkerConfig(), pause_sec=0.01)
+    keeper.start()
+    kept = Kept(db, keeper)
+    await kept.run(lambda: SHOP.info("one"))
+    async with asyncio.timeout(60):
+        while not await read(db, attempt().task_id):
+            await let_other_tasks_run()
+    await keeper.stop()
+
+
+async def test_outage_of_mongodb_keeps_lines_waiting(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(documents: Any) -> None:
+        raise StoreUnavailable("no server responds")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(kept.keeper._store, "append", refuse)
+        await kept.run(lambda: SHOP.info("one"))
+        assert not await kept.keeper.flush()
+        await kept.run(lambda: SHOP.info("two"), node_id="b")
+        assert not await kept.keeper.flush()
+    assert kept.keeper.health.last_error == "no server responds"
+    assert await kept.texts() == ["one", "two"]
+
+
+async def test_rows_of_an_unknown_outcome_are_stored_once(kept: Kept) -> None:
+    """The reply to a write may be lost, so it is repeated."""
+    await kept.run(lambda: SHOP.info("one"))
+    kept.keeper._take_group()
+    await kept.keeper._store.prepare()
+    await kept.keeper._store.append([row.document for row in kept.keeper._rows])
+    assert await kept.texts() == ["one"]
+
+
+async def test_external_worker_is_shown_by_its_events() -> None:
+    db, own = memory_database(), {"task_id": "t", "node_id": "ext", "attempt_epoch": 1}
+    payload = {"worker_id": "w-9", "reason_code": "boom", "error": "it broke"}
+    await db.dispatches.insert_one({**own})
+    await db.worker_events.insert_many(
+        [
+            {**own, "ts_ms": 2_000, "event_hash": "2", "payload": {**payload, "kind": "TASK_FAILED"}},
+            {
+                **own,
+                "ts_ms": 1_000,
+                "event_hash": "1",
+                "payload": {"worker_id": "w-9", "kind": "TASK_ACCEPTED"},
+            },
+            {**own, "node_id": "native", "ts_ms": 1, "event_hash": "0", "payload": {"kind": "TASK_DONE"}},
+        ]
+    )
+    lines = await read(db, "t")
+    assert [(each.level, each.text, each.worker_id) for each in lines] == [
+        ("INFO", "task accepted", "w-9"),
+        ("ERROR", "task failed  reason_code=boom error=it broke", "w-9"),
+    ]
+    assert await read(db, "t", "native") == []
+
+
+def crunch_lines() -> None:
+    """Log as a handler in a process of its own."""
+    for number in range(3):
+        SHOP.info("line %d", number)
+
+
+async def test_lines_of_a_process_come_back_with_their_attempt(kept: Kept) -> None:
+    def body() -> None:
+        wish = handler_lines.LineWish.current()
+        collected: list[Any] = []
+        with handler_lines.collecting(wish, collected.extend):
+            crunch_lines()
+        assert [each.text for each in collected] == ["line 0", "line 1", "line 2"]
+        handler_lines.pass_on(pickle.loads(pickle.dumps(collected)))
+
+    await kept.run(body)
+    assert await kept.texts() == ["line 0", "line 1", "line 2"]
+
+
+def test_very_many_lines_of_a_process_are_bounded() -> None:
+    lines = handler_lines.CollectedLines(handler_lines.LineWish(level=20, prints=False, fields={}))
+    for number in range(20_000):
+        lines.add(handler_lines.HandlerLine(float(number), 20, "shop", f"line {number}"))
+    kept_lines = lines.all()
+    (note,) = [each.text for each in kept_lines if "left out" in each.text]
+    assert kept_lines[0].text == "line 0"
+    assert kept_lines[-1].text == "line 19999"
+    assert f"{20_001 - len(kept_lines):,} lines left out" in note
