@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,21 @@ async def test_lines_of_a_worker_process_are_printed_until_the_task_ends(
     harness: Harness, program: Program
 ) -> None:
     """The logging of the process is that of the command, which prints warnings only."""
-    await harness.engine()
+
+    def greet(task_id: str) -> None:
+        logging.getLogger("shop").warning("greetings from a function")
+
+    await harness.engine(greet=greet)
     harness.worker_process("Chatty")
-    task_id = await harness.create(node("a", "chatty", retry_policy={"max": 1, "backoff_sec": 0.1}))
+    task_id = await harness.create(
+        node("a", "chatty", retry_policy={"max": 1, "backoff_sec": 0.1}),
+        {"node_id": "f", "type": "coordinator_fn", "io": {"fn": "greet"}},
+    )
     output = await program.call("logs", "--task", task_id, "--follow", env=harness.environment)
     lines = [found.groups() for text in output.out.splitlines() if (found := LINE.match(text))]
     assert output.code == 0, output.err
+    assert ("WARNING", "f#1", None, "greetings from a function") in lines
+    lines = [each for each in lines if each[1] != "f#1"]
     assert lines[0] == ("INFO", "a#1", "b0", "attempt 1 begins \\u001b[2J")
     assert ("WARNING", "a#2", "b0", "attempt 2 ends  count=2") in lines
     assert "    ConnectionError: no route" in output.out.splitlines()

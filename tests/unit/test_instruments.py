@@ -11,9 +11,11 @@ import pytest
 from pymongo.errors import AutoReconnect, OperationFailure
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
+from tests.unit.bridge_records import record
 from tests.unit.measured import measuring
 from tests.unit.test_run_graph import PULL, Count, Split
 
+from flowkit.adapters.dispatches import DispatchStore, Outcome, OutcomeKind
 from flowkit.adapters.mongo import translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.attempt.failures import failed_attempt, failure, handed_over, lost
@@ -100,6 +102,19 @@ async def test_a_task_that_the_sweep_closes_counts_once() -> None:
     assert closed == [True, False]
     assert measured.counted(instruments.TASKS_CLOSED) == {("failed",): 1}
     assert measured.counted(instruments.NODES_CLOSED) == {("x", "cancelled"): 1, ("y", "skipped"): 1}
+
+
+async def test_an_attempt_of_an_external_worker_counts_once_when_its_record_ends() -> None:
+    dispatches = DispatchStore(memory_database())
+    given = record(accepted_at=10.0)
+    await dispatches.insert(given)
+    outcome = Outcome(kind=OutcomeKind.FAILED, at=12.5, failure=failure("torn", "", permanent=True))
+    with measuring() as measured:
+        for _ in range(2):
+            await dispatches.end(given.key, outcome)
+    role = given.attempt.role
+    assert measured.counted(instruments.ATTEMPTS_ENDED) == {(role, "failed", "torn"): 1}
+    assert measured.observed(instruments.ATTEMPT_TIME) == {(role, "failed"): [2.5]}
 
 
 @pytest.mark.parametrize(

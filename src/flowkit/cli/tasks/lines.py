@@ -17,7 +17,7 @@ from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError, UnknownTask
 from flowkit.models import TaskStatus
-from flowkit.text import clean, format_duration, visible
+from flowkit.text import clean, format_duration, printable, shorten, visible
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -138,7 +138,7 @@ def _print_line(line: KeptLine) -> None:
     if line.left_out:
         output.echo(Text(f"… {line.left_out:,} lines of {_name_attempt(line)} left out …", "dim"))
     text = clean(line.text).replace("\n", "\n    ")
-    batch = f" [{clean(line.batch_uid)}]" if line.batch_uid else ""
+    batch = f" [{printable(shorten(line.batch_uid))}]" if line.batch_uid else ""
     output.echo(
         Text.assemble(
             (f"{format_moment(line.at)} ", "dim"),
@@ -151,7 +151,7 @@ def _print_line(line: KeptLine) -> None:
 
 def _name_attempt(line: KeptLine) -> str:
     shard = f"/{line.shard}" if line.shard else ""
-    return f"{line.node_id}#{line.attempt}{shard}"
+    return f"{printable(line.node_id)}#{line.attempt}{shard}"
 
 
 async def _has_ended(catalog: TaskCatalog, task_id: str) -> bool:
