@@ -321,8 +321,16 @@ async def test_purge_keeps_the_graph_of_a_deleted_schedule_while_a_task_waits_fo
 
 async def test_apply_changes_nothing_if_one_of_the_schedules_is_invalid(harness: Harness) -> None:
     good, bad, schedules = new_name(), new_name(), await harness.coordinator.schedules()
-    with pytest.raises(ConfigError, match="cron is '99 2"):
+    with pytest.raises(ConfigError, match="cron is '99 2") as caught:
         await schedules.apply({good: definition(), bad: definition(cron="99 2 * * *")})
+    assert caught.value.__notes__ == [f"this is schedule {bad!r}"]
+    with pytest.raises(GraphError, match="'at' is a required property") as refused:
+        await schedules.apply({good: definition(), bad: definition(params={})})
+    assert refused.value.__notes__ == [f"this is schedule {bad!r}"]
+    with pytest.raises(
+        ConfigError, match="name is .* the name of a schedule: a string of 1 to 179 characters"
+    ):
+        await schedules.plan({good: definition(), "x" * 180: definition()})
     with pytest.raises(ConfigError, match=f"there is no schedule {good!r}"):
         await schedules.show(good)
 
