@@ -13,6 +13,7 @@ from temporalio.client import ScheduleActionStartWorkflow, ScheduleUpdate
 from flowkit import limits
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.cli.options import Where
+from flowkit.cli.retention import purging
 from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
 from flowkit.client import TaskClient
 from flowkit.errors import ConfigError, GraphError
@@ -132,6 +133,8 @@ async def test_a_stored_graph_belongs_to_the_schedule_and_each_task_has_a_copy(
     assert await purge_all(harness) == 0
     await schedules.update(name, params={"at": "x"})
     assert await harness.db.stored_graphs.count_documents({"schedule_id": name}) == 2
+    assert await purge_all(harness) == 0
+    monkeypatch.setattr(purging, "SETTLES", timedelta(0))
     assert await purge_all(harness) == 1
     await schedules.delete(name)
     assert await purge_all(harness) == 2
