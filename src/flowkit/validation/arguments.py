@@ -71,12 +71,17 @@ def new_task_id_problem(
 def schedule_name_problem(value: object) -> str | None:
     """Return why `value` cannot be the name of a schedule, with which the ids of its tasks begin, or None."""
     bad = name_bad_character(value, _is_deceptive)
-    good = isinstance(value, str) and is_unicode(value) and 1 <= len(value) <= _SCHEDULE_NAME_CHARS
+    good = (
+        isinstance(value, str)
+        and is_unicode(value)
+        and 1 <= len(value) <= _SCHEDULE_NAME_CHARS
+        and not has_blank_end(value)
+    )
     wanted = (
         f"the name of a schedule: a string of 1 to {_SCHEDULE_NAME_CHARS} characters, without blanks at its ends, and "
         f"without control and bidirectional characters{bad}"
     )
-    return _problem("name", value, good and not bad and not has_blank_end(value), wanted)
+    return _problem("name", value, good and not bad, wanted)
 
 
 def node_id_problem(value: object, name: str = "node_id") -> str | None:
