@@ -420,6 +420,28 @@ async def test_lines_that_were_left_out_are_counted_where_they_are_missing(kept:
     assert (warning.text, warning.left_out) == ("last", gap.left_out)
 
 
+async def test_long_lines_of_the_same_moment_keep_their_order(kept: Kept) -> None:
+    """They need many documents, whose ids decide about their order."""
+
+    def body() -> None:
+        for number in range(60):
+            record = {
+                "name": "shop",
+                "levelno": logging.INFO,
+                "msg": f"{number} " + "x" * 15_000,
+                "created": 1e9,
+            }
+            logging.getLogger().handle(logging.makeLogRecord(record))
+
+    await kept.run(body)
+    texts = await kept.texts()
+    assert [int(each.split()[0]) for each in texts] == [*range(60)]
+    lines = await read(kept.db, attempt().task_id)
+    assert not [each for each in lines if each.left_out]
+    places = [each.place for each in lines]
+    assert places == sorted(places)
+
+
 async def test_pages_of_an_attempt_meet_each_other(kept: Kept) -> None:
     def body() -> None:
         for number in range(25):

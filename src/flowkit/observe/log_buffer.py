@@ -192,7 +192,7 @@ class LineBuffer:
         self._rows += 1
         first, last = lines[0], lines[-1]
         document = {
-            "_id": f"{self._id}-{self._rows}",
+            "_id": f"{self._id}-{self._rows:08d}",
             **self._place,
             "at": _moment(first.line.at),
             "until": _moment(last.line.at),
