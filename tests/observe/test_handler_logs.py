@@ -7,10 +7,13 @@ import contextvars
 import gc
 import logging
 import logging.config
+import os
 import pickle
+import signal
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -374,6 +377,28 @@ async def test_finalizer_may_log_while_a_line_is_added(kept: Kept) -> None:
     await kept.run(run_on_a_thread)
     texts = await kept.texts()
     assert (texts.count("line"), texts.count("unclosed")) == (300, 300)
+
+
+async def test_process_that_a_handler_forks_logs_without_its_locks(kept: Kept) -> None:
+    """Another thread may hold one at the moment of the fork."""
+
+    def body() -> None:
+        SHOP.info("before")
+        logger = handler_lines.HandlerLogger()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(kept.keeper._lock.acquire).result()
+            child = os.fork()
+            if not child:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(20)
+                SHOP.info("of the child")
+                logger.info("of the child, too")
+                os._exit(0)
+            thread.submit(kept.keeper._lock.release).result()
+        assert os.waitpid(child, 0)[1] == 0
+
+    await kept.run(body)
+    assert await kept.texts() == ["before"]
 
 
 async def test_captured_warnings_are_lines(kept: Kept) -> None:

@@ -7,6 +7,7 @@ A handler on Python's root logger passes on each record that is made in such a c
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -391,6 +392,19 @@ class _Installed:
     handler_logger: Final = logging.getLogger(HANDLER_LOGGER)
     uses = 0
     prints = 0
+
+
+def _capture_nothing() -> None:
+    """Forget the attempts in a process that user code has forked: nothing writes its lines, and locks may be held."""
+    global _lock
+    _lock = threading.RLock()
+    _lines.set(None)
+    _Installed.uses = _Installed.prints = 0
+    for each in _Installed.handlers:
+        each.remove()
+
+
+os.register_at_fork(after_in_child=_capture_nothing)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
