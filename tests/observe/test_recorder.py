@@ -13,6 +13,7 @@ from flowkit.observe.recorder import MAX_COMBINATIONS, MAX_LABEL_CHARS, MAX_VALU
 
 SENT = Counter(name="sent_total", text="What was sent.", labels=("role", "kind"))
 TIME = Histogram(name="time_seconds", text="How long it took.", labels=("role",), buckets=(0.1, 1))
+OLDEST = Gauge(name="oldest_seconds", text="How old the oldest is.", labels=("role",), is_maximum=True)
 OPEN = Gauge(name="open_things", text="What is open.", labels=("role",))
 
 
@@ -56,6 +57,12 @@ def test_labels_beyond_the_bounds_count_as_other() -> None:
     found = values(recorder)
     assert len([key for key in found if key[0] == "sent_total"]) == MAX_VALUES + 1
     assert found["sent_total", "x", OTHER] == found["open_things", OTHER] == 50
+
+
+def test_ages_beyond_the_bound_are_not_added_up() -> None:
+    recorder = MetricsRecorder()
+    recorder.set(OLDEST, {(f"r{number}",): 600 for number in range(MAX_VALUES + 50)})
+    assert values(recorder)["oldest_seconds", OTHER] == 600
 
 
 def test_combinations_beyond_the_bound_count_as_other() -> None:

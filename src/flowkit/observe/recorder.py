@@ -99,10 +99,11 @@ class MetricsRecorder(Collector):
             cell[-1] += value
 
     def set(self, instrument: Gauge, values: dict[tuple[str, ...], float]) -> None:
-        """Replace all values of a gauge, by their labels. Those beyond the bound are summed."""
+        """Replace all values of a gauge, by their labels. Those beyond the bound become one."""
         series = _create_series(instrument, 1)
         for labels, value in values.items():
-            series.find(labels)[0] += value
+            cell = series.find(labels)
+            cell[0] = max(cell[0], value) if instrument.is_maximum else cell[0] + value
         with self._lock:
             self._series[instrument.name] = (instrument, series)
 
