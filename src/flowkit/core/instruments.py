@@ -179,7 +179,7 @@ SLOT_WAIT: Final = Histogram(
 )
 ERRORS: Final = Counter(
     name="flowkit_errors_total",
-    text="Requests to MongoDB, Kafka or Temporal that have failed, by server and reason.",
+    text="Requests to MongoDB or Kafka that have failed, by server and reason. Temporal's SDK counts its own.",
     labels=("server", "reason"),
 )
 DISPATCHES: Final = Counter(
