@@ -282,6 +282,9 @@ class TaskActivities:
             run_seq, earlier = await self._tasks.open_rerun(
                 opening, opening.rerun, namespace_id=namespace_id, database_id=database_id
             )
+            if opening.rerun.replaces:
+                node_ids = [node["node_id"] for node in opening.graph["nodes"]]
+                await self._artifacts.delete_other_nodes(opening.task_id, node_ids)
             return Opened(run_seq=run_seq, settings=self._settings, created_at=opening.at, earlier=earlier)
         try:
             run_seq, epochs = await self._tasks.open_task(

@@ -482,6 +482,13 @@ class ArtifactStore:
             }
             await gather_writes(self._artifacts.delete_many(rows), self._metrics.delete_many(rows))
 
+    @translate_errors
+    async def delete_other_nodes(self, task_id: str, node_ids: Sequence[str]) -> None:
+        """Delete what nodes have stored that the graph of a task no longer has."""
+        rows = {"task_id": task_id, "node_id": {"$nin": [*node_ids]}}
+        await gather_writes(self._artifacts.delete_many(rows), self._metrics.delete_many(rows))
+        await self.claims.delete(task_id, [{"consumer_node": {"$nin": [*node_ids]}}])
+
     def check_outcome(self, outcome: NodeOutcome) -> None:
         """Raise BadMetrics, BatchTooLarge or BadBatchUid if MongoDB cannot store the results of a node."""
         storable("metrics", outcome.metrics)

@@ -295,6 +295,19 @@ class TaskQueries:
         return found
 
     @translate_errors
+    async def status(self, task_id: str, *, namespace_id: str) -> str | None:
+        """Return the status of a task of this namespace; None if there is no such task."""
+        own = {"id": task_id, "namespace_id": {"$in": [namespace_id, None]}}
+        found = await self._db.tasks.find_one(own, {"_id": 0, "status": 1})
+        return None if found is None else found["status"]
+
+    @translate_errors
+    async def ended(self, task_ids: Collection[str]) -> list[str]:
+        """Return which of these tasks have ended."""
+        wanted = {"id": {"$in": [*task_ids]}, "finished_at": {"$ne": None}}
+        return [document["id"] async for document in self._db.tasks.find(wanted, {"_id": 0, "id": 1})]
+
+    @translate_errors
     async def variables(self, task_id: str) -> dict[str, Any] | None:
         """Return the variables of a task without the rest of its document; None if there is none.
 

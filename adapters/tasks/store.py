@@ -53,6 +53,7 @@ from flowkit.adapters.tasks.fields import (
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.record import Recording, read_actions
+from flowkit.adapters.tasks.replace import REPLACED, replacing
 from flowkit.adapters.tasks.reset import Resetting, read_first_epochs
 from flowkit.adapters.tasks.room import make_room
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs
@@ -284,14 +285,18 @@ class TaskStore:
         to a later run, or does not exist. A repeated opening returns the same.
         """
         ids = owner(namespace_id, database_id)
-        ended = {
+        own = {"id": opening.task_id}
+        ended: Fields = {
             "run_seq": rerun.run_seq,
             "closed_run_id": rerun.closed_run_id,
             "finished_at": {"$ne": None},
             **({"namespace_id": {"$in": [namespace_id, None]}} if namespace_id else {}),
         }
-        fields = {"params": opening.params}
-        adopted = await self._adopt(opening, ids, ended, fields=fields, projection=_EARLIER)
+        sets: Fields = {"params": opening.params}
+        unsets: Fields = {}
+        if rerun.replaces and (stored := await self._tasks.find_one(ended | own, REPLACED)) is not None:
+            sets, unsets = replacing(stored, opening)
+        adopted = await self._adopt(opening, ids, ended, sets=sets, unsets=unsets, projection=_EARLIER)
         if adopted is None:
             raise RerunOutdated(opening.task_id, rerun.run_seq)
         return adopted["run_seq"], earlier_run(adopted)
@@ -302,7 +307,8 @@ class TaskStore:
         ids: dict[str, str],
         available: Fields,
         *,
-        fields: Fields | None = None,
+        sets: Fields | None = None,
+        unsets: Fields | None = None,
         projection: Fields = _EPOCHS,
     ) -> dict[str, Any] | None:
         taken: dict[str, Any] | None = await self._tasks.find_one_and_update(
@@ -320,9 +326,9 @@ class TaskStore:
                     "updated_at": moment(opening.at),
                     **ids,
                     **_NOT_ENDED,
-                    **(fields or {}),
+                    **(sets or {}),
                 },
-                "$unset": _REOPENED,
+                "$unset": {**_REOPENED, **(unsets or {})},
                 "$inc": {"run_seq": 1},
             },
             projection=projection,

@@ -21,7 +21,14 @@ from temporalio.client import (
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
-from temporalio.common import Priority, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.common import (
+    Priority,
+    SearchAttributeKey,
+    SearchAttributePair,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -30,6 +37,7 @@ from flowkit.actions.changed_nodes import changeable
 from flowkit.actions.plans import result_of
 from flowkit.actions.records import PREVIEW_QUERY
 from flowkit.actions.reruns import changed_nodes, check_keeps, choose_reruns, plan_rerun
+from flowkit.actions.scopes import children_of
 from flowkit.actions.table import parse_action
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.role_contracts import RoleContracts
@@ -61,7 +69,7 @@ from flowkit.errors import (
     UnknownTask,
 )
 from flowkit.graph.contracts import data_edges
-from flowkit.graph.scheduled import evaluate_params, format_nominal
+from flowkit.graph.scheduled import Nominal, evaluate_params, format_nominal, nominal_fields
 from flowkit.graph.submission import convert_to_json, is_large, validate_input
 from flowkit.graph.validation import normalized, raise_if, unknown_function
 from flowkit.models import (
@@ -114,6 +122,8 @@ __all__ = [
 
 _logger = logging.getLogger("flowkit.client")
 
+_SCHEDULED_AT = SearchAttributeKey.for_datetime(temporal_names.SCHEDULED_START_TIME)
+_SCHEDULED_BY = SearchAttributeKey.for_keyword(temporal_names.SCHEDULED_BY_ID)
 _INSERT_TRIES = 3
 _WARNING_CHARS = 300
 _WARNINGS = 1_000
@@ -274,6 +284,16 @@ class TaskClient:
         """The product that starts tasks later, once it was needed."""
 
     @property
+    def database(self) -> Any:
+        """The database of the tasks."""
+        return self._tasks.database
+
+    @property
+    def has_admission(self) -> bool:
+        """Whether an installed product has an admission queue."""
+        return self._find_submissions() is not None
+
+    @property
     def temporal(self) -> Client:
         """The client of Temporal."""
         return self._client
@@ -382,21 +402,24 @@ class TaskClient:
         functions: Collection[str] | None = None,
         reuse: WorkflowIDReusePolicy = WorkflowIDReusePolicy.ALLOW_DUPLICATE_FAILED_ONLY,
         priority: Priority = Priority.default,
+        nominal: Nominal | None = None,
     ) -> bool:
         """Start a task for an owner. Return False if the owner has started it before, and it has ended.
 
         A task of the owner that is open stays as it is. Raise TaskIdTaken if another one has started a task
         with this id. By default, a task that has failed or was cancelled starts again; `reuse` can prevent
         it. With `priority`, Temporal's task queues prefer the task to others, or treat it fairly, where the
-        server can.
+        server can. With `nominal`, the task is as one that this schedule has started.
         """
         _check_new_id(task_id, owner.kind)
         given, edges = await self._convert(task_id, params, graph, functions)
         own = await asyncio.to_thread(input_digest, given["params"], given["graph"])
         workflow_input = await self._checked_input(task_id, given)
-        started = await self._start(task_id, given, own, workflow_input, reuse, priority, owner)
+        started = await self._start(
+            task_id, given, own, workflow_input, reuse, priority, owner, nominal=nominal
+        )
         if started.start is not Start.HAS_ENDED:
-            await self._write_document(task_id, given, edges)
+            await self._write_document(task_id, given, edges, nominal)
         return started.start is not Start.HAS_ENDED
 
     async def prepare_scheduled(
@@ -439,12 +462,14 @@ class TaskClient:
         graph: dict[str, Any],
         task_id: str | None = None,
         functions: Collection[str] | None = None,
+        nominal: Nominal | None = None,
     ) -> str:
         """Submit a task to the admission queue and return its id. A dispatcher starts it when it is its turn.
 
         If the user has submitted a task with this id already, leave that unchanged. Raise TaskIdTaken if
         another one has used the id, AdmissionRejected if a limit is reached, GraphError if graph, params or
-        id is invalid, StoreUnavailable, and ConfigError, also if no installed product has such a queue.
+        id is invalid, StoreUnavailable, and ConfigError, also if no installed product has such a queue. With
+        `nominal`, the task will be as one that this schedule has started.
         """
         submissions = self._find_submissions()
         if submissions is None:
@@ -452,7 +477,7 @@ class TaskClient:
         task_id = str(uuid.uuid4()) if task_id is None else task_id
         _check_new_id(task_id)
         given, edges = await self._convert(task_id, params, graph, functions)
-        await submissions.submit(admission, task_id, given)
+        await submissions.submit(admission, task_id, {**given, **nominal_fields(nominal)})
         await self._warn_of_contracts(task_id, edges)
         return task_id
 
@@ -530,6 +555,8 @@ class TaskClient:
         reuse: WorkflowIDReusePolicy,
         priority: Priority,
         owner: Owner | None,
+        *,
+        nominal: Nominal | None = None,
     ) -> StartedTask:
         """Start the workflow, unless it runs, or has ended and is not to start again.
 
@@ -549,6 +576,7 @@ class TaskClient:
                 static_summary=truncate(name, 100) if name else None,
                 priority=priority,
                 memo=_memo(marker, digest),
+                search_attributes=_schedule_attributes(nominal),
             )
         except WorkflowAlreadyStartedError:
             found = await look_up(self._client, task_id)
@@ -616,12 +644,18 @@ class TaskClient:
                 return True
             raise
 
-    async def _write_document(self, task_id: str, given: dict[str, Any], edges: tuple[DataEdge, ...]) -> None:
+    async def _write_document(
+        self,
+        task_id: str,
+        given: dict[str, Any],
+        edges: tuple[DataEdge, ...],
+        nominal: Nominal | None = None,
+    ) -> None:
         """Write the task document right away. The task has already started, so an error here is only logged.
 
         Warn of its edges, unless MongoDB does not respond.
         """
-        [outcome] = await asyncio.gather(self._insert(task_id, given), return_exceptions=True)
+        [outcome] = await asyncio.gather(self._insert(task_id, given, nominal), return_exceptions=True)
         if isinstance(outcome, BaseException):
             _logger.warning(
                 "task %s is running, but its document does not exist yet: %s", task_id, _format_cause(outcome)
@@ -629,15 +663,18 @@ class TaskClient:
         else:
             await self._warn_of_contracts(task_id, edges)
 
-    async def _insert(self, task_id: str, given: dict[str, Any]) -> None:
+    async def _insert(self, task_id: str, given: dict[str, Any], nominal: Nominal | None) -> None:
         """Insert the task document. The workflow inserts it too, so this only makes the task visible earlier."""
         namespace_id, at = await self._namespace.id(), time.time()
+        scheduled_at = None if nominal is None else nominal.text
         error: FlowKitError | None = None
         for _ in range(_INSERT_TRIES):
             try:
                 database_id = await self._tasks.database_id()
                 ids = owner(namespace_id, database_id)
-                document = new_task(task_id, given["params"], given["graph"], at, **ids)
+                document = new_task(
+                    task_id, given["params"], given["graph"], at, scheduled_at=scheduled_at, **ids
+                )
                 return await self._tasks.insert_task(document)
             except StoreUnavailable as unavailable:
                 error = unavailable
@@ -651,6 +688,18 @@ class TaskClient:
         """
         submissions = self._find_submissions()
         return None if submissions is None else await submissions.find(task_id)
+
+    async def status_of(self, task_id: str) -> TaskStatus | None:
+        """Return the status in the document of a task of this namespace; None if there is none.
+
+        Raise StoreUnavailable.
+        """
+        found = await self._catalog.status(task_id, namespace_id=await self._namespace.id())
+        return None if found is None else TaskStatus(found)
+
+    async def find_ended(self, task_ids: Collection[str]) -> list[str]:
+        """Return which of these tasks have ended, by their documents. Raise StoreUnavailable."""
+        return await self._catalog.ended(task_ids)
 
     async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
         """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
@@ -806,6 +855,42 @@ class TaskClient:
             await self._start_again(task_id, given, rerun)
         return {"task_id": task_id, "run_seq": run_seq + 1, **result}
 
+    async def run_again(
+        self,
+        task_id: str,
+        *,
+        params: dict[str, Any],
+        graph: dict[str, Any],
+        owner: Owner,
+        nominal: Nominal,
+        reason: str,
+    ) -> bool:
+        """Start all of an ended task again for an owner, in a new run with these params and this graph.
+
+        Nothing of its earlier runs counts any more. Return False if the task has not ended, or something else has
+        started it first. Raise GraphError if graph or params are invalid, and StoreUnavailable.
+        """
+        given, _ = await self._convert(task_id, params, graph, None)
+        document = await self._catalog.ended_task(task_id, namespace_id=await self._namespace.id())
+        if document is None or document["finished_at"] is None:
+            return False
+        nodes = normalized(given["graph"]).nodes
+        later = frozenset().union(*children_of(nodes))
+        rerun = Rerun(
+            run_seq=document["run_seq"],
+            closed_run_id=document.get("closed_run_id"),
+            nodes=[node.node_id for node in nodes if node.index not in later],
+            reason=reason,
+            replaces=True,
+        )
+        try:
+            await self._start_again(task_id, given, rerun, owner=owner, nominal=nominal)
+        except ActionRejected as error:
+            if error.cause is not RejectionCause.BUSY:
+                raise
+            return False
+        return True
+
     async def _ended_document(self, task_id: str) -> dict[str, Any]:
         """Return the document of an ended task. Wait until a task has ended that is ending. Raise as `rerun` does."""
         document = await self._read_document(task_id)
@@ -838,11 +923,21 @@ class TaskClient:
                 return
             await asyncio.sleep(_CLOSING_LOOK_SEC)
 
-    async def _start_again(self, task_id: str, given: dict[str, Any], rerun: Rerun) -> None:
+    async def _start_again(
+        self,
+        task_id: str,
+        given: dict[str, Any],
+        rerun: Rerun,
+        *,
+        owner: Owner | None = None,
+        nominal: Nominal | None = None,
+    ) -> None:
         latest = await self._closed_run(task_id, rerun.closed_run_id)
-        marker = None if latest is None else await read_marker(latest)
+        marker = owner or (None if latest is None else await read_marker(latest))
         marker = marker or task_owner(task_id, await self.deployment())
         digest = await self._catalog.input_digest(task_id)
+        if rerun.replaces:
+            digest = await asyncio.to_thread(input_digest, given["params"], given["graph"])
         content = await asyncio.to_thread(pack_task, given)
         ids = {
             "namespace_id": await self._namespace.id(),
@@ -858,6 +953,7 @@ class TaskClient:
                 id_reuse_policy=WorkflowIDReusePolicy.ALLOW_DUPLICATE,
                 id_conflict_policy=WorkflowIDConflictPolicy.FAIL,
                 memo=_memo(marker, digest),
+                search_attributes=_schedule_attributes(nominal),
             )
         except WorkflowAlreadyStartedError:
             await self._check_owner(task_id, await look_up(self._client, task_id), None)
@@ -865,7 +961,7 @@ class TaskClient:
                 f"task {task_id!r} runs already; another rerun has started it", RejectionCause.BUSY
             ) from None
 
-    async def _closed_run(self, task_id: str, run_id: str) -> WorkflowExecutionDescription | None:
+    async def _closed_run(self, task_id: str, run_id: str | None) -> WorkflowExecutionDescription | None:
         """Return the latest run of a task; None if Temporal does not know the task.
 
         Wait until `run_id`, the run that has written the end of the task, has closed: it closes a moment later. Raise
@@ -1106,6 +1202,17 @@ def _check_new_id(task_id: str, kind: OwnerKind = OwnerKind.TASK) -> None:
 def _memo(marker: Owner | None, digest: Mapping[str, str] | None) -> dict[str, Any]:
     """Return the memo of the workflow of a task."""
     return {**(marker.as_memo() if marker else {}), **({INPUT_MEMO: digest} if digest else {})}
+
+
+def _schedule_attributes(nominal: Nominal | None) -> TypedSearchAttributes | None:
+    """Return the search attributes that Temporal's schedules set."""
+    if nominal is None:
+        return None
+    pairs: list[SearchAttributePair[Any]] = [
+        SearchAttributePair(_SCHEDULED_AT, nominal.at),
+        SearchAttributePair(_SCHEDULED_BY, nominal.schedule),
+    ]
+    return TypedSearchAttributes(pairs)
 
 
 def _check_same(task_id: str, started: Mapping[str, str], own: Mapping[str, str]) -> None:

@@ -72,6 +72,12 @@ SCHEDULE_EXPRESSIONS = 100
 SCHEDULE_HISTORY = 500
 """Most nominal times that one call returns of the history of a schedule."""
 
+BACKFILL_TIMES = 10_000
+"""Largest number of nominal times of a backfill."""
+
+BACKFILL_ACTIVE = 100
+"""Largest number of tasks of a backfill that run at once."""
+
 CONDITION_VALUES_BYTES = 1_000_000
 """Largest values that one condition reads, together."""
 

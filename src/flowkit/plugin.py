@@ -14,6 +14,9 @@ from temporalio.plugin import SimplePlugin
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from flowkit.activities.builtin_functions import default_adapters
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.backfills.hosting import create_backfill_worker
+from flowkit.client import TaskClient
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
 from flowkit.coordinator.hosting import HostedRoles
 from flowkit.engine.activations import OrderedRunner
@@ -21,7 +24,7 @@ from flowkit.engine.component import EngineComponent, WorkerComponent
 from flowkit.engine.worker import add_task, check_functions, limit_heartbeats, read_activity_name
 from flowkit.errors import ConfigError
 from flowkit.models import COORDINATOR_FN
-from flowkit.models.temporal_names import role_queue
+from flowkit.models.temporal_names import is_backfill_queue, role_queue
 from flowkit.payload_converter import complete_converter, configured_converter, uses_pydantic
 from flowkit.validation.arguments import (
     database_problem,
@@ -31,14 +34,17 @@ from flowkit.validation.arguments import (
     settings_problem,
 )
 from flowkit.worker.runner import Worker
+from flowkit.workflows.backfill import Backfill
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
     from temporalio import worker as temporal
+    from temporalio.client import Client
 
     from flowkit.activities.function_attempt import Function
     from flowkit.activities.handlers import RoleHandler
+    from flowkit.core.loop_portal import LoopPortal
 
 __all__ = ["FlowKitPlugin"]
 
@@ -91,7 +97,7 @@ class FlowKitPlugin(SimplePlugin):
     def configure_replayer(self, config: temporal.ReplayerConfig) -> temporal.ReplayerConfig:
         """Add the Task workflow and the data converter, so that the Replayer can replay tasks."""
         config = super().configure_replayer(config)
-        config["workflows"] = add_task(config.get("workflows"))
+        config["workflows"] = [*add_task(config.get("workflows")), Backfill]
         return config
 
     def configure_worker(self, config: temporal.WorkerConfig) -> temporal.WorkerConfig:
@@ -101,8 +107,8 @@ class FlowKitPlugin(SimplePlugin):
         if given and self not in given:
             return config  # the worker's own plugin takes precedence over its client's
         role = self._role(config["task_queue"])
-        if role == COORDINATOR_FN:
-            return config  # an engine's own worker for coordinator functions
+        if role == COORDINATOR_FN or is_backfill_queue(config["task_queue"], self._config.queue):
+            return config  # an engine's own worker for coordinator functions, or for backfills
         if role is None:
             self._check_not_idle(config, asked_for=self in given)
             return config
@@ -145,7 +151,22 @@ class FlowKitPlugin(SimplePlugin):
             return RoleComponent(self._db, self._worker_config, role, self._handlers)
         inline = {name: handler for name, handler in self._handlers.items() if handler.inline}
         hosted = HostedRoles(db=self._db, cfg=self._config, handlers=inline, clock=None, own_loop=True)
-        return EngineComponent(self._db, self._config, self._functions, hosted)
+        return EngineComponent(
+            self._db, self._config, self._functions, hosted, backfills=self._backfill_worker
+        )
+
+    def _backfill_worker(self, client: Client, portal: LoopPortal, identity: str) -> temporal.Worker:
+        """Return the worker of backfills beside an engine inside a worker of the user."""
+        tasks = TaskClient(
+            client,
+            TaskStore(self._db),
+            queue=self._config.queue,
+            max_nodes=self._config.max_nodes,
+            external_roles=self._config.worker_types,
+        )
+        return create_backfill_worker(
+            client, db=self._db, tasks=tasks, portal=portal, queue=self._config.queue, identity=identity
+        )
 
     def _check_not_idle(self, config: temporal.WorkerConfig, *, asked_for: bool) -> None:
         """Raise ConfigError for a queue that FlowKit does not use.

@@ -138,6 +138,8 @@ async def test_purge_removes_only_tasks_with_the_requested_statuses(
         "dry_run": False,
         "tasks": 2,
         "rows": dict.fromkeys(TASK_COLLECTIONS, 2),
+        "backfills": 0,
+        "backfill_runs": 0,
         "running": [],
     }
     assert output.err == ""

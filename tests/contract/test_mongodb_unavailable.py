@@ -13,13 +13,23 @@ from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, close, new_t
 from tests.contract.drivers import DRIVERS, connected
 
 from flowkit.adapters.artifacts import ArtifactStore
+from flowkit.adapters.backfills import BackfillStore
 from flowkit.adapters.claims import Claim, Claims
 from flowkit.adapters.entries import Entry
-from flowkit.adapters.mongo import is_outage, translate_errors
+from flowkit.adapters.mongo import is_outage, moment, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.errors import FlowKitError, StoreDenied, StoreRefused, StoreTooLarge, StoreUnavailable
 from flowkit.models import GraphChange, NodeOutcome, NodeStatus, Rerun, ResetNodes, SettleBatches
+from flowkit.models.backfills import (
+    BackfillOutcome,
+    BackfillRun,
+    BackfillRunStatus,
+    BackfillState,
+    Existing,
+    Order,
+    StoredBackfill,
+)
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -115,6 +125,7 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "stored_uids": lambda artifacts: artifacts.stored_uids(TASK, "a"),
     "has_batches": lambda artifacts: artifacts.has_batches(TASK, "a"),
     "delete_earlier_generations": lambda artifacts: artifacts.delete_earlier_generations(TASK, {"a": 2}, AT),
+    "delete_other_nodes": lambda artifacts: artifacts.delete_other_nodes(TASK, ["a"]),
     "delete_earlier_rows": lambda artifacts: artifacts.delete_earlier_rows(TASK, {"a": 2}),
     "store_outcome": lambda artifacts: artifacts.store_outcome(attempt(), NodeOutcome(), AT),
     "pages": first_page,
@@ -153,6 +164,43 @@ OPEN_CALLS: dict[str, Callable[[OpenTasks], Awaitable[object]]] = {
     "take_turn": lambda tasks: tasks.take_turn("ns", "me", AT, 1),
     "end_turn": lambda tasks: tasks.end_turn("ns", "me"),
 }
+BACKFILL = StoredBackfill(
+    backfill_id="b",
+    schedule="s",
+    start=moment(AT),
+    end=moment(AT + 60),
+    timezone="UTC",
+    order=Order.OLDEST,
+    max_active=1,
+    existing=Existing.NONE,
+    total=1,
+    queue="q",
+    namespace_id="ns",
+    state=BackfillState.RUNNING,
+    created_at=moment(AT),
+)
+BACKFILL_RUN = BackfillRun(at=moment(AT), task_id=TASK, status=BackfillRunStatus.RUNNING)
+BACKFILL_CALLS: dict[str, Callable[[BackfillStore], Awaitable[object]]] = {
+    "prepare": lambda backfills: backfills.prepare(),
+    "insert": lambda backfills: backfills.insert(BACKFILL, b"", [BACKFILL_RUN]),
+    "find": lambda backfills: backfills.find("b"),
+    "task": lambda backfills: backfills.task("b"),
+    "newest": lambda backfills: backfills.newest("ns", 1),
+    "counts": lambda backfills: backfills.counts("b"),
+    "runs": lambda backfills: backfills.runs("b", BackfillRunStatus.FAILED),
+    "latest": lambda backfills: backfills.latest("b", 1),
+    "claim": lambda backfills: backfills.claim(BACKFILL),
+    "end_run": lambda backfills: backfills.end_run(
+        "b", BACKFILL_RUN, BackfillOutcome(status=BackfillRunStatus.SUCCEEDED)
+    ),
+    "cancel": lambda backfills: backfills.cancel("b"),
+    "cancel_pending": lambda backfills: backfills.cancel_pending("b"),
+    "retry_failed": lambda backfills: backfills.retry_failed("b", b""),
+    "close": lambda backfills: backfills.close(BACKFILL),
+    "ended_before": lambda backfills: backfills.ended_before(AT, "ns"),
+    "count_rows": lambda backfills: backfills.count_rows(["b"]),
+    "remove": lambda backfills: backfills.remove(["b"]),
+}
 STORES = pytest.mark.parametrize(
     ("store", "calls"),
     [
@@ -162,8 +210,9 @@ STORES = pytest.mark.parametrize(
         (ArtifactStore, ARTIFACT_CALLS),
         (Claims, CLAIM_CALLS),
         (OpenTasks, OPEN_CALLS),
+        (BackfillStore, BACKFILL_CALLS),
     ],
-    ids=["tasks", "attempts", "flags", "artifacts", "claims", "open tasks"],
+    ids=["tasks", "attempts", "flags", "artifacts", "claims", "open tasks", "backfills"],
 )
 
 

@@ -417,3 +417,24 @@ def test_very_many_lines_of_a_process_are_bounded() -> None:
     assert kept_lines[0].text == "line 0"
     assert kept_lines[-1].text == "line 19999"
     assert f"{20_001 - len(kept_lines):,} lines left out" in note
+
+
+@pytest.mark.parametrize(
+    ("handler_level", "level"),
+    [(None, logging.INFO), (logging.WARNING, logging.INFO), (logging.NOTSET, logging.WARNING)],
+    ids=[
+        "logging is not configured",
+        "handlers have levels",
+        "handlers print what the root logger lets through",
+    ],
+)
+def test_capture_lowers_the_level_of_the_root_logger_only_where_nothing_else_changes(
+    handler_level: int | None, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = logging.NullHandler(handler_level or logging.NOTSET)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [] if handler_level is None else [handler])
+    root.setLevel(logging.WARNING)
+    handler_lines.start_capture(logging.INFO, prints=False)
+    handler_lines.stop_capture(prints=False)
+    assert root.level == level

@@ -23,7 +23,7 @@ from flowkit.local import Stack
 from tests.integration.harness import ROOT, Harness
 from tests.replay.poison import POISONS, poisoned
 from tests.replay.scrub import scrubbed
-from tests.replay.shapes import GRAPHS, RUNS_AFTER, WAYS
+from tests.replay.shapes import GRAPHS, RUNS_AFTER, WAYS, WORKFLOW_IDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -48,9 +48,10 @@ async def recording_harness(stack: Stack) -> AsyncIterator[Harness]:
 
 async def histories_of(harness: Harness, name: str) -> dict[str, dict[str, Any]]:
     """Return the history of each run of a task: `name`, or `name-1`, `name-2`, … when there are several."""
-    client, found, run_id = await harness.client(), [], await _first_run(harness, name)
+    workflow_id = WORKFLOW_IDS.get(name, name)
+    client, found, run_id = await harness.client(), [], await _first_run(harness, workflow_id)
     while run_id:
-        history = await client.get_workflow_handle(name, run_id=run_id).fetch_history()
+        history = await client.get_workflow_handle(workflow_id, run_id=run_id).fetch_history()
         found.append(history.to_json_dict())
         run_id = history.events[-1].workflow_execution_continued_as_new_event_attributes.new_execution_run_id
     if len(found) == 1:

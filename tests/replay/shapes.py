@@ -47,6 +47,7 @@ def streams(node_id: str, parent: str) -> dict[str, Any]:
 
 
 GRAPHS: dict[str, dict[str, Any]] = {
+    "backfill": {"nodes": [node("a")]},
     "chain": {"nodes": [node("a"), node("b", "quick", "a"), node("c", "quick", "b")]},
     "diamond": {
         "name": "diamond",
@@ -417,8 +418,27 @@ async def stored(harness: Harness, name: str) -> None:
         await ran(harness, name)
 
 
+async def backfilled(harness: Harness, name: str) -> None:
+    """Run a backfill of two nominal times, one of which fails and starts again."""
+    schedules = await harness.coordinator.schedules()
+    failing = {"nodes": [node("a", "failing", inline={"failures": 9, "permanent": True})]}
+    await schedules.create(name, graph=failing, cron="0 2 * * *")
+    await schedules.pause(name)
+    backfills = await harness.coordinator.backfills()
+    await backfills.create(name, start="2026-11-01", end="2026-11-03", backfill_id=name)
+    await (await harness.client()).get_workflow_handle(WORKFLOW_IDS[name]).result()
+    await schedules.update(name, graph=GRAPHS[name])
+    await backfills.retry_failed(name)
+    await (await harness.client()).get_workflow_handle(WORKFLOW_IDS[name]).result()
+    await schedules.delete(name)
+
+
+WORKFLOW_IDS = {"backfill": temporal_names.backfill_workflow_id("backfill")}
+"""The ids of the workflows whose histories are recorded, of those shapes that are no task."""
+
 WAYS: dict[str, Callable[[Harness, str], Awaitable[None]]] = {
     **dict.fromkeys(GRAPHS, ran),
+    "backfill": backfilled,
     "cancel": cancelled,
     "inline": inlined,
     "inline_failure": inline_failed,

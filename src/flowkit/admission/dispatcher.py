@@ -19,6 +19,7 @@ from flowkit.admission.models import Kind, Report, State
 from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger, error_summary
 from flowkit.connection import TemporalUnavailable
 from flowkit.errors import FlowKitError, StoreUnavailable, TaskIdTaken
+from flowkit.graph.scheduled import read_nominal
 from flowkit.models.ownership import Owner, OwnerKind
 
 if TYPE_CHECKING:
@@ -155,6 +156,7 @@ class Dispatcher:
                 params=body["params"],
                 reuse=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 priority=Priority(priority_key=item["rank"], fairness_key=_fairness_key(item)),
+                nominal=read_nominal(body),
             )
         except TaskIdTaken as error:
             outcome: Awaitable[object] = self._queue.refuse(

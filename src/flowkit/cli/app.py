@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from flowkit import products
 from flowkit.cli import output, processes
+from flowkit.cli.backfills.commands import backfill
 from flowkit.cli.debug.command import debug
 from flowkit.cli.doctor.command import doctor
 from flowkit.cli.errors import EPILOG, exit_code_of, exit_process
@@ -109,6 +110,7 @@ _COMMANDS: dict[str, Callable[..., int | None]] = {
 for name, command in _COMMANDS.items():
     app.command(name, epilog=EPILOG)(command)
 app.add_typer(schedule, name="schedule", epilog=EPILOG)
+app.add_typer(backfill, name="backfill", epilog=EPILOG)
 
 
 def main() -> None:

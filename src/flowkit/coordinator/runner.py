@@ -30,6 +30,8 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.vars.store import Variables
 from flowkit.attempt.background import Health, error_summary
+from flowkit.backfills import Backfills
+from flowkit.backfills.hosting import create_backfill_worker
 from flowkit.client import TaskCatalog, TaskClient, cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
@@ -236,6 +238,8 @@ class Coordinator(RemovedAttributes):
         portal = LoopPortal()
         await namespace.id()
         grants = SlotGrants(client, self.db, namespace.id, self.cfg)
+        identity = clean(f"engine-{os.getpid()}@{socket.gethostname()}")
+        tasks = await self._task_client()
         lines = keep_logs(self.db, self.cfg)
 
         def build() -> list[Service]:
@@ -248,13 +252,21 @@ class Coordinator(RemovedAttributes):
                 artifacts=self._artifacts,
                 portal=portal,
                 functions=self.adapters,
-                identity=clean(f"engine-{os.getpid()}@{socket.gethostname()}"),
+                identity=identity,
                 namespace_id=namespace.id,
                 grants=grants,
                 inline=self._hosted.local_activity,
                 lines=lines,
             )
-            return [*workers, *self._hosted.pollers(client), *([bridge] if bridge is not None else [])]
+            backfills = create_backfill_worker(
+                client, db=self.db, tasks=tasks, portal=portal, queue=self.cfg.queue, identity=identity
+            )
+            return [
+                *workers,
+                backfills,
+                *self._hosted.pollers(client),
+                *([bridge] if bridge is not None else []),
+            ]
 
         thread = WorkerThread("flowkit-engine", build) if self._own_thread else InlineWorkers(build)
         await thread.start()
@@ -331,6 +343,12 @@ class Coordinator(RemovedAttributes):
                 admit, params=params, graph=graph, task_id=task_id, functions=functions
             )
         return await client.create_task(params=params, graph=graph, task_id=task_id, functions=functions)
+
+    async def backfills(self) -> Backfills:
+        """Return the backfills of this deployment, which start tasks of its schedules for past nominal times."""
+        tasks = await self._task_client()
+        schedules = await self.schedules()
+        return Backfills(tasks.temporal, tasks, schedules, queue=self.cfg.queue)
 
     async def schedules(self) -> Schedules:
         """Return the schedules of this deployment, which start tasks on the queue of this coordinator."""

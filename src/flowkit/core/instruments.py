@@ -212,15 +212,15 @@ OPEN_NODES: Final = Gauge(
 )
 OLDEST_READY: Final = Gauge(
     name="flowkit_oldest_ready_seconds",
-    text="How long the attempt has waited for a worker or a slot that has waited longest, by role; no value while none "
-    "waits. One engine of each queue reports it; take the largest value.",
+    text="How long the oldest waiting attempt has waited for a worker or a slot, by role; no value while none waits. "
+    "One engine of each queue reports it; take the largest value.",
     labels=("role",),
     is_maximum=True,
 )
 OLDEST_HELD: Final = Gauge(
     name="flowkit_oldest_held_seconds",
-    text="How long the node has been held that has been held longest, by role. One engine of each queue reports it; "
-    "take the largest value.",
+    text="How long the oldest held failure has waited for a decision, by role; no value while none is held. One engine "
+    "of each queue reports it; take the largest value.",
     labels=("role",),
     is_maximum=True,
 )

@@ -35,6 +35,7 @@ from flowkit.workflows.interceptor import TaskInterceptor
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from temporalio.client import Client
     from temporalio.worker import Worker, WorkerConfig
 
     from flowkit.activities.function_attempt import Function
@@ -129,18 +130,22 @@ class EngineComponent(WorkerComponent):
         config: CoordinatorConfig,
         functions: Mapping[str, Function],
         inline: InlineRoles,
+        *,
+        backfills: Callable[[Client, LoopPortal, str], Worker] | None = None,
     ) -> None:
+        """`backfills` returns the worker of backfills, for a client, the loop of the database and an identity."""
         check_functions(functions)
         attempts = (*functions, temporal_names.INLINE_ATTEMPT)
         super().__init__([*map(self.delegate, list_activities()), *map(self.attempt, attempts)])
         self._inline = inline
+        self._backfills = backfills
         self._config = config
         self._functions = functions
         self._tasks = TaskStore(db)
         self._artifacts = ArtifactStore(db)
         self._loops: EngineLoops | None = None
+        self._side_workers: list[SideWorker] = []
         self._lines: LogKeeper | None = None
-        self._function_worker: SideWorker | None = None
 
     def configured(self, config: WorkerConfig) -> WorkerConfig:
         """Return the worker's settings with the Task workflow, its interceptor and the activities added."""
@@ -191,18 +196,20 @@ class EngineComponent(WorkerComponent):
         side_worker = create_function_worker(
             worker.client, config=self._config, calls=calls, identity=identity
         )
-        self._function_worker = SideWorker(side_worker, main=worker)
+        self._side_workers = [SideWorker(side_worker, main=worker)]
+        if self._backfills is not None:
+            backfills = self._backfills(worker.client, portal, identity)
+            self._side_workers.append(SideWorker(backfills, main=worker))
         self._loops = EngineLoops(self._tasks, self._config, namespace, grants)
         if self._lines is not None:
             self._lines.start()
 
     async def stop(self) -> None:
-        """Stop the background loops and the function worker. Raise the error that ended the function worker, if any."""
+        """Stop the background loops and the side workers. Raise the error that ended one of them, if any."""
         if self._loops is not None:
             await self._loops.stop()
         await self._inline.stop()
-        if self._function_worker is not None:
-            await self._function_worker.stop()
+        await asyncio.gather(*(each.stop() for each in self._side_workers))
         if self._lines is not None:
             await self._lines.stop()
 
@@ -219,7 +226,8 @@ class SideWorker:
         try:
             await self._worker.run()
         except Exception:
-            _logger.exception("the worker of coordinator functions stopped; the engine stops, too")
+            queue = self._worker.config(active_config=True)["task_queue"]
+            _logger.exception("the worker of task queue %s stopped; the engine stops, too", queue)
             await self._main.shutdown()
             raise
 

@@ -7,6 +7,7 @@ like any other.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,45 @@ from flowkit.graph.expressions import Found, fill, find
 from flowkit.text import add_caret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Nominal:
+    """The schedule to which a task belongs, and the nominal time for which it starts."""
+
+    schedule: str
+    at: datetime
+
+    @property
+    def text(self) -> str:
+        """The time as the task document has it."""
+        return format_nominal(self.at)
+
+    @property
+    def task_id(self) -> str:
+        """The id of the task, as Temporal forms it."""
+        return f"{self.schedule}-{self.text}"
 
 
 def format_nominal(at: datetime) -> str:
     """Return a nominal time as RFC 3339 text in UTC and whole seconds, as Temporal writes it into ids of tasks."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def nominal_fields(nominal: Nominal | None) -> dict[str, str]:
+    """Return the fields of a stored request that keep a nominal time."""
+    return {} if nominal is None else {"schedule": nominal.schedule, "scheduled_at": nominal.text}
+
+
+def read_nominal(fields: Mapping[str, Any]) -> Nominal | None:
+    """Return the nominal time that `nominal_fields` has stored; None if there is none."""
+    schedule, text = fields.get("schedule"), fields.get("scheduled_at")
+    try:
+        at = datetime.fromisoformat(text if isinstance(text, str) else "")
+    except ValueError:
+        return None
+    return Nominal(schedule=schedule, at=at) if isinstance(schedule, str) and at.tzinfo else None
 
 
 def parse_nominal(text: str | None) -> datetime | None:

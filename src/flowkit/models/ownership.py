@@ -25,6 +25,8 @@ class OwnerKind(StrEnum):
     """The admission queue, for one of its requests."""
     SCHEDULE = "schedule"
     """A schedule. Its own memo has this marker; its tasks have that of a call of `create_task`."""
+    BACKFILL = "backfill"
+    """A backfill, for one of its nominal times. The workflow of the backfill itself has this marker, too."""
     FLOW = "flow"
     """The gateway, for a run of a flow."""
 

@@ -158,8 +158,11 @@ class Rerun:
     """Which run of an ended task a new run continues, and which nodes start again."""
 
     run_seq: int
-    closed_run_id: str
-    """The `run_seq` of the task document and the run that has closed it. The new run opens no document with others."""
+    closed_run_id: str | None
+    """The `run_seq` of the task document and the run that has closed it. The new run opens no document with others.
+
+    A task that no run has opened has been closed without one.
+    """
     nodes: list[str]
     """The nodes that start again, with those that depend on them."""
     keeps: list[str] = field(default_factory=list)
@@ -168,6 +171,8 @@ class Rerun:
     """By node id, the fields of nodes that change (`actions.changes_of`)."""
     reason: str = ""
     by: str = ""
+    replaces: bool = False
+    """Whether the new run has another graph, and starts all of it: nothing of the earlier runs counts any more."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

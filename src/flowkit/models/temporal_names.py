@@ -70,6 +70,18 @@ SCHEDULED_BY_ID: Final = "TemporalScheduledById"
 SCHEDULED_START_TIME: Final = "TemporalScheduledStartTime"
 """Search attribute with the nominal time of a workflow that a schedule of Temporal has started."""
 
+BACKFILL: Final = "Backfill"
+"""Type of the workflow that runs a backfill."""
+
+RUN_BACKFILL: Final = "run_backfill"
+"""The activity that starts the tasks of a backfill and awaits their ends."""
+
+WAKE_BACKFILL: Final = "wake"
+"""Signal that a backfill has tasks to start again."""
+
+_BACKFILLS: Final = "_backfills"
+"""The end of the name of a task queue. No role has this name, because names of roles begin with a letter or digit."""
+
 NOOP: Final = "noop"
 """The coordinator function of a node that names none."""
 
@@ -80,6 +92,21 @@ def role_queue(queue: str, role: str, version: str = "") -> str:
     With `version`, return the queue of the attempts that only workers with this version of the handler may run.
     """
     return f"{queue}.{role}@{version}" if version else f"{queue}.{role}"
+
+
+def backfill_queue(queue: str) -> str:
+    """Return the task queue of backfills. They share no slots with the engine's own activities."""
+    return role_queue(queue, _BACKFILLS)
+
+
+def is_backfill_queue(name: str, queue: str) -> bool:
+    """Return whether `name` is the task queue of backfills of an engine with the task queue `queue`."""
+    return name == backfill_queue(queue)
+
+
+def backfill_workflow_id(backfill_id: str) -> str:
+    """Return the id of the workflow that runs a backfill."""
+    return f"backfill:{backfill_id}"
 
 
 _ID_CHARS = 8

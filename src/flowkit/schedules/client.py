@@ -20,6 +20,7 @@ from temporalio.api.workflowservice.v1 import (
     UpdateScheduleRequest,
 )
 from temporalio.client import (
+    Schedule,
     ScheduleActionStartWorkflow,
     ScheduleAlreadyRunningError,
     ScheduleState,
@@ -59,6 +60,7 @@ _NOTE_CHARS = 1_000
 _RESULT_SEC = 5.0
 _TRIGGER_SEC = 10.0
 _TRIGGER_LOOK_SEC = 0.1
+_PREVIEW = ScheduleState(paused=True, note="FlowKit asks for its times, and deletes this schedule")
 _CONCURRENT = 10
 """Number of schedules that are read or written at once."""
 _LOOK_LIMITS = (timedelta(seconds=10),) * 2
@@ -138,9 +140,8 @@ class Schedules:
         """
         name = f"flowkit-preview-{uuid.uuid4()}"
         action = ScheduleActionStartWorkflow(temporal_names.TASK, id=name, task_queue=name)
-        paused = ScheduleState(paused=True, note="FlowKit asks for the next times, and deletes this schedule")
         try:
-            handle = await self._client.create_schedule(name, times.schedule(action, paused))
+            handle = await self._client.create_schedule(name, times.schedule(action, _PREVIEW))
         except RPCError as error:
             if error.status is not RPCStatusCode.INVALID_ARGUMENT:
                 raise
@@ -183,10 +184,37 @@ class Schedules:
         refused = last.reason if last is not None and last.code in REFUSED else None
         return replace(view, runs=runs, problem=view.problem or refused)
 
+    async def show_definition(self, name: str) -> ScheduleView:
+        """Return a schedule with its graph and params, and without its latest tasks."""
+        return await self._view(await self._describe(name))
+
+    async def exists(self, name: str) -> bool:
+        """Return whether this deployment has a schedule of this name."""
+        return await self._find(name) is not None
+
     async def times(self, name: str, start: datetime, end: datetime) -> list[datetime]:
-        """Return the nominal times of a schedule between two times, in UTC: at most 1,000."""
-        await self._describe(name)
-        return await self._matching(name, start, end)
+        """Return the nominal times of a schedule after `start` and until `end`, in UTC: at most 1,000."""
+        async with self._without_jitter(await self._describe(name)) as listed:
+            return await self._matching(listed, start, end)
+
+    @asynccontextmanager
+    async def _without_jitter(self, description: ScheduleDescription) -> AsyncIterator[str]:
+        """Yield the name of a schedule with the same nominal times.
+
+        Of a schedule with jitter, Temporal lists the times at which the tasks start.
+        """
+        spec = description.schedule.spec
+        if not spec.jitter:
+            yield description.id
+            return
+        name = f"flowkit-preview-{uuid.uuid4()}"
+        action = ScheduleActionStartWorkflow(temporal_names.TASK, id=name, task_queue=name)
+        same = Schedule(action=action, spec=replace(spec, jitter=None), state=_PREVIEW)
+        handle = await self._client.create_schedule(name, same)
+        try:
+            yield name
+        finally:
+            await handle.delete()
 
     async def _matching(self, name: str, start: datetime, end: datetime) -> list[datetime]:
         bounds = [Timestamp(), Timestamp()]

@@ -18,7 +18,7 @@ from flowkit.admission.process import AdmissionProcess, AdmissionSettings
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
 from flowkit.client import TaskClient
-from flowkit.errors import AdmissionRejected, TaskCancelled, TaskFailed
+from flowkit.errors import AdmissionRejected, ConfigError, TaskCancelled, TaskFailed
 from flowkit.models.admission import Priority
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, eventually, node
@@ -189,3 +189,52 @@ async def test_a_start_that_arrives_after_a_cancel_starts_nothing(harness: Harne
     last = await client.get_workflow_handle(harness.queue).describe()
     assert (last.run_id, last.status) == (first.run_id, WorkflowExecutionStatus.CANCELED)
     assert (await until(queue, harness.queue, State.CANCELLED)).cancel_requested is False
+
+
+async def test_a_backfill_submits_its_tasks_with_their_nominal_times_and_its_cancel_leaves_none_queued(
+    harness: Harness,
+) -> None:
+    schedules, backfills = await harness.coordinator.schedules(), await harness.coordinator.backfills()
+    name, graph = f"hourly-{harness.queue}", {"nodes": [node("only", "inline")]}
+    await schedules.create(
+        name, graph=graph, params={"at": {"$cel": "task.scheduled_at"}}, every="1h", jitter="10m"
+    )
+    await schedules.pause(name)
+    async with admission(harness, max_active=1) as process:
+        await harness.engine()
+        await backfills.create(
+            name,
+            start="2026-11-01",
+            end="2026-11-02",
+            max_active=3,
+            admission=Admission(user_id="ada"),
+            backfill_id=harness.queue,
+        )
+        first = f"{name}-2026-11-01T00:00:00Z"
+        await until(process.queue, first, State.ACTIVE)
+
+        async def submitted() -> bool:
+            return await harness.db.admission_items.count_documents({}) == 3
+
+        await eventually(submitted)
+        await backfills.cancel(harness.queue)
+
+        async def one_is_left() -> bool:
+            return (await backfills.status(harness.queue)).counts.text == "1 running, 23 cancelled"
+
+        await eventually(one_is_left)
+        await harness.engine({"inline": Inline()})
+        await until(process.queue, first, State.COMPLETED)
+
+        async def is_cancelled() -> bool:
+            return (await backfills.status(harness.queue)).backfill.state.ended
+
+        await eventually(is_cancelled)
+    view = await backfills.status(harness.queue)
+    assert view.counts.text == "1 succeeded, 23 cancelled"
+    document = await harness.document(first)
+    nominal = "2026-11-01T00:00:00Z"
+    assert (document["scheduled_at"], document["params"]) == (nominal, {"at": nominal})
+    assert await harness.db.tasks.count_documents({}) == 1
+    with pytest.raises(ConfigError, match="starts no task again whose request has ended"):
+        await backfills.retry_failed(harness.queue)

@@ -39,7 +39,10 @@ def purge(
     *,
     where: AnyQueue,
 ) -> None:
-    """Delete tasks that ended long ago, with their artifacts, metrics, claims and events."""
+    """Delete tasks that ended long ago, with their artifacts, metrics, claims and events.
+
+    Without --status, also delete backfills that ended so long ago. Their tasks count by their own ends.
+    """
     seconds = read_duration(older_than)
     for status in statuses or []:
         if status not in _ENDED:

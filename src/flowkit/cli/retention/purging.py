@@ -13,13 +13,14 @@ from temporalio.common import SearchAttributeKey
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import products
+from flowkit.adapters.backfills import BackfillStore
 from flowkit.adapters.tasks.purge import BELONGINGS, Purge
 from flowkit.attempt.workflows import WorkflowState, look_up
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.servers import servers
 from flowkit.connection import Namespace, TemporalUnavailable
-from flowkit.models import temporal_names
+from flowkit.models import TaskStatus, temporal_names
 from flowkit.text import count_of
 from flowkit.workflows.state_codec import is_stored, stored_in
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from flowkit.cli.options import Where
 
 _SHOWN = 10
+_ALL = {status.value for status in TaskStatus if status.closed}
 _SCHEDULED_BY = SearchAttributeKey.for_keyword(temporal_names.SCHEDULED_BY_ID)
 
 
@@ -51,19 +53,33 @@ class Purged:
     dry_run: bool
     rows: Counter[str] = field(default_factory=Counter)
     """Number of documents by collection."""
+    backfills: int = 0
+    """Number of backfills."""
+    backfill_rows: int = 0
+    """Number of their nominal times."""
     running: list[str] = field(default_factory=list)
     """Ids of tasks that were kept because Temporal still runs them."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the JSON document of `--json`."""
         rows = {name: self.rows[name] for name in list_collections()}
-        return {"dry_run": self.dry_run, "tasks": self.rows["tasks"], "rows": rows, "running": self.running}
+        return {
+            "dry_run": self.dry_run,
+            "tasks": self.rows["tasks"],
+            "rows": rows,
+            "backfills": self.backfills,
+            "backfill_runs": self.backfill_rows,
+            "running": self.running,
+        }
 
     def lines(self) -> list[str]:
         """Return the lines that the command prints."""
         verb = "would delete" if self.dry_run else "deleted"
         lines = [f"{verb} {count_of(self.rows['tasks'], 'task')}"]
         lines += [f"  {name}: {self.rows[name]:,}" for name in list_collections() if self.rows[name]]
+        if self.backfills:
+            times = count_of(self.backfill_rows, "nominal time")
+            lines.append(f"{verb} {count_of(self.backfills, 'backfill')} with {times}")
         if self.running:
             some = ", ".join(self.running[:_SHOWN]) + (", …" if len(self.running) > _SHOWN else "")
             lines.append(f"kept {count_of(len(self.running), 'task')} still running in Temporal: {some}")
@@ -81,12 +97,14 @@ async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Pu
     Print the progress unless `quiet`.
     """
     purged = Purged(dry_run=options.dry_run)
+    before = time.time() - options.older_than_sec
     async with servers(where) as both:
+        namespace_id = await require_namespace(both.temporal)
         purge = Purge(
             both.db,
-            before=time.time() - options.older_than_sec,
+            before=before,
             statuses=options.statuses,
-            namespace_id=await require_namespace(both.temporal),
+            namespace_id=namespace_id,
             collections=list_collections(),
         )
         async for task_ids in purge.steps():
@@ -99,7 +117,15 @@ async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Pu
         if kept := await _find_graphs(both.temporal, await purge.schedules()):
             remove = purge.count_graphs if options.dry_run else purge.remove_graphs
             purged.rows["stored_graphs"] += await remove(kept)
+        if {*options.statuses} == _ALL:  # Backfills have other statuses.
+            await _purge_backfills(BackfillStore(both.db), purged, before, namespace_id)
     return purged
+
+
+async def _purge_backfills(store: BackfillStore, purged: Purged, before: float, namespace_id: str) -> None:
+    ended = await store.ended_before(before, namespace_id)
+    purged.backfills = len(ended)
+    purged.backfill_rows = await (store.count_rows(ended) if purged.dry_run else store.remove(ended))
 
 
 async def _find_graph(client: Client, schedule_id: str) -> str:

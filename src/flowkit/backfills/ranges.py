@@ -1,0 +1,94 @@
+"""Which nominal times a backfill has. Errors show the right form, and the times around an empty range. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
+
+from flowkit import limits
+from flowkit.errors import ConfigError
+from flowkit.graph.scheduled import format_nominal
+from flowkit.text import printed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+PAGE = 1_000
+"""The most nominal times that Temporal lists at once."""
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+_FORM = (
+    "write a date such as 2026-11-01, which begins at midnight in the time zone of the schedule, or a time with its "
+    "offset, such as 2026-11-01T02:00:00+01:00"
+)
+
+
+def read_bound(value: object, name: str, timezone: str) -> datetime:
+    """Return the start or the end of a range, in UTC. A date is its first moment in the time zone of the schedule.
+
+    Raise ConfigError, which shows the right form.
+    """
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ConfigError(f"{name} is {printed(value)}, without a time zone; pass a datetime with tzinfo")
+        return value.astimezone(UTC)
+    text = value.strip() if isinstance(value, str) else ""
+    try:
+        found = datetime.fromisoformat(text)
+        if _DATE.fullmatch(text):
+            found = found.replace(tzinfo=UTC if timezone == "UTC" else ZoneInfo(timezone))
+        if found.tzinfo is not None:
+            return found.astimezone(UTC)
+    except (ValueError, OverflowError, LookupError):
+        raise ConfigError(f"{name} is {printed(value)}; {_FORM}") from None
+    raise ConfigError(f"{name} is {printed(value)}, without an offset; {_FORM}")
+
+
+def check_range(start: datetime, end: datetime) -> None:
+    """Raise ConfigError if a range ends before it begins."""
+    if start >= end:
+        raise ConfigError(
+            f"from is {format_nominal(start)}, which is not before to, {format_nominal(end)}; a backfill has the times "
+            "from from to before to"
+        )
+
+
+async def list_times(
+    list_page: Callable[[datetime, datetime], Awaitable[Sequence[datetime]]], start: datetime, end: datetime
+) -> list[datetime]:
+    """Return the nominal times from `start` to before `end`. `list_page` returns the first PAGE of a range.
+
+    Raise ConfigError if there are more than a backfill may have.
+    """
+    found: list[datetime] = []
+    begin = start - timedelta(seconds=1)
+    while True:
+        page = [
+            at for at in await list_page(begin, end) if start <= at < end and (not found or at > found[-1])
+        ]
+        found += page
+        if len(found) > limits.BACKFILL_TIMES:
+            first = format_nominal(found[limits.BACKFILL_TIMES])
+            raise ConfigError(
+                f"from {format_nominal(start)} to {format_nominal(end)} there are more than {limits.BACKFILL_TIMES:,} "
+                f"nominal times; create several backfills, the first one with to {first}"
+            )
+        if not page:
+            return found
+        begin = found[-1]
+
+
+def empty_range(
+    start: datetime, end: datetime, before: datetime | None, after: datetime | None
+) -> ConfigError:
+    """Return the error for a range without nominal times, with those before and after it."""
+    around = [
+        f"{'the one before' if each is before else 'the one after'} is {format_nominal(each)}"
+        for each in (before, after)
+        if each is not None
+    ]
+    return ConfigError(
+        f"the schedule has no nominal time from {format_nominal(start)} to before {format_nominal(end)}"
+        + (f"; {' and '.join(around)}" if around else "")
+    )

@@ -1,0 +1,246 @@
+"""Backfills on real servers: each nominal time starts one task, whatever crashes, and a slot is used at once."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from temporalio.client import WorkflowFailureError
+from temporalio.exceptions import CancelledError
+
+from flowkit.backfills import BackfillState
+from flowkit.errors import ConfigError
+from flowkit.models.admission import Admission
+from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
+from tests.integration.harness import Harness, eventually, node
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from flowkit.backfills import Backfills, BackfillView
+
+pytestmark = pytest.mark.server
+
+GRAPH: dict[str, Any] = {"nodes": [node("a", "hourly")]}
+AT = {"at": {"$cel": "task.scheduled_at"}}
+DAY: Any = {"start": "2026-11-01T00:00:00Z", "end": "2026-11-01T06:00:00Z"}
+
+MORNING: Any = {"start": "2026-11-01T00:00:00Z", "end": "2026-11-01T03:00:00Z"}
+
+
+class Hourly(RoleHandler):
+    """Notes the nominal times of its tasks, and does with each what a test wants."""
+
+    role = "hourly"
+
+    def __init__(self, work: Callable[[int], Any] | None = None) -> None:
+        self.hours: list[int] = []
+        self._work = work
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Return the nominal time from the context and the params."""
+        assert ctx.scheduled_at is not None
+        self.hours.append(ctx.scheduled_at.hour)
+        if self._work is not None and (waits := self._work(ctx.scheduled_at.hour)) is not None:
+            await waits
+        return BatchResult(success=True, metrics={"seen": [ctx.scheduled_at.isoformat(), ctx.params["at"]]})
+
+
+async def hourly(harness: Harness, **options: Any) -> tuple[str, Backfills]:
+    """Create a paused schedule that fires each hour, and return its name with the backfills."""
+    name, schedules = f"hourly-{uuid.uuid4().hex[:8]}", await harness.coordinator.schedules()
+    await schedules.create(name, **{"graph": GRAPH, "params": AT, "cron": "0 * * * *", **options})
+    await schedules.pause(name)
+    return name, await harness.coordinator.backfills()
+
+
+async def ended(backfills: Backfills, backfill_id: str) -> BackfillView:
+    """Wait for the end of a backfill."""
+
+    async def look() -> BackfillView | None:
+        view = await backfills.status(backfill_id)
+        return view if view.backfill.state.ended else None
+
+    return await eventually(look)
+
+
+async def test_each_nominal_time_gets_a_task_with_its_values_and_a_second_backfill_leaves_them(
+    harness: Harness,
+) -> None:
+    handler = Hourly()
+    await harness.engine()
+    await harness.worker({"hourly": handler})
+    name, backfills = await hourly(harness)
+    made = await backfills.create(name, **DAY, order="newest", max_active=1)
+    view = await ended(backfills, made.backfill.backfill_id)
+    assert (view.backfill.state, view.counts.text) == (BackfillState.FINISHED, "6 succeeded")
+    assert handler.hours == [5, 4, 3, 2, 1, 0]
+    for hour in range(6):
+        task_id = f"{name}-2026-11-01T0{hour}:00:00Z"
+        [row] = await harness.rows(task_id, "a")
+        assert row["metrics"]["seen"] == [f"2026-11-01T0{hour}:00:00+00:00", f"2026-11-01T0{hour}:00:00Z"]
+        assert (await harness.document(task_id))["scheduled_at"] == f"2026-11-01T0{hour}:00:00Z"
+    again = await backfills.create(name, **DAY)
+    view = await ended(backfills, again.backfill.backfill_id)
+    assert (view.counts.text, view.skipped[0].reason) == ("6 skipped", "its task has finished already")
+
+
+async def test_two_backfills_of_the_same_times_at_once_start_each_task_once(harness: Harness) -> None:
+    handler = Hourly()
+    await harness.engine()
+    await harness.worker({"hourly": handler})
+    name, backfills = await hourly(harness)
+    made = await asyncio.gather(
+        *(backfills.create(name, **DAY, order=order) for order in ("oldest", "newest"))
+    )
+    views = [await ended(backfills, each.backfill.backfill_id) for each in made]
+    assert sum(view.counts.succeeded for view in views) == 6
+    assert sum(view.counts.skipped for view in views) == 6
+    assert sorted(handler.hours) == [*range(6)]
+
+
+async def test_a_refused_graph_fails_each_time_with_its_reason_until_it_is_corrected(
+    harness: Harness,
+) -> None:
+    await harness.engine()
+    unknown = {"nodes": [{"node_id": "a", "type": "coordinator_fn", "io": {"fn": "nope"}}]}
+    name, backfills = await hourly(harness, graph=unknown)
+    made = await backfills.create(name, start="2026-11-01", end="2026-11-01T02:00Z")
+    view = await ended(backfills, made.backfill.backfill_id)
+    assert (view.counts.text, {each.code for each in view.failed}) == ("2 failed", {"invalid_graph"})
+    assert "'nope'" in (view.failed[0].reason or "")
+    schedules = await harness.coordinator.schedules()
+    await schedules.update(name, graph={"nodes": [{"node_id": "a", "type": "coordinator_fn"}]})
+    await backfills.retry_failed(made.backfill.backfill_id)
+    assert (await ended(backfills, made.backfill.backfill_id)).counts.text == "2 succeeded"
+
+
+async def test_a_slot_is_used_as_soon_as_one_task_ends_and_a_cancel_leaves_nothing_queued(
+    harness: Harness,
+) -> None:
+    harness.settings["cancel_grace_sec"] = 0.2
+    slowest = asyncio.Event()
+    handler = Hourly(lambda hour: slowest.wait() if hour in {0, 9} else None)
+    await harness.engine()
+    await harness.worker({"hourly": handler})
+    name, backfills = await hourly(harness)
+    made = await backfills.create(name, start="2026-11-01", end="2026-11-02", max_active=2)
+    backfill_id = made.backfill.backfill_id
+
+    async def both_slots_are_held() -> bool:
+        return sorted(handler.hours) == [*range(10)]
+
+    await eventually(both_slots_are_held)
+    workflow = (await harness.client()).get_workflow_handle(f"backfill:{backfill_id}")
+    await workflow.cancel()
+
+    async def is_cancelling() -> bool:
+        view = await backfills.status(backfill_id)
+        return view.counts.text == "2 running, 8 succeeded, 14 cancelled"
+
+    await eventually(is_cancelling)
+    view = await backfills.cancel(backfill_id, running=True)
+    assert (view.backfill.state, view.counts.pending) == (BackfillState.CANCELLING, 0)
+    view = await ended(backfills, backfill_id)
+    assert (view.backfill.state, view.counts.text) == (BackfillState.CANCELLED, "8 succeeded, 16 cancelled")
+    with pytest.raises(WorkflowFailureError) as caught:
+        await workflow.result()
+    assert isinstance(caught.value.cause, CancelledError)
+    assert await harness.db.tasks.count_documents({}) == 10
+
+
+async def test_an_engine_continues_where_another_one_has_stopped(harness: Harness) -> None:
+    first, rest = asyncio.Event(), asyncio.Event()
+    handler = Hourly(lambda hour: (first if hour < 3 else rest).wait())
+    await harness.worker({"hourly": handler})
+    engine = await harness.engine()
+    name, backfills = await hourly(harness)
+    made = await backfills.create(name, **DAY, max_active=3)
+
+    async def slots_are_held(hours: int) -> bool:
+        return len(handler.hours) == hours
+
+    await eventually(lambda: slots_are_held(3))
+    await engine.stop()
+    first.set()
+    await harness.engine()
+    await eventually(lambda: slots_are_held(6))
+    assert (await backfills.status(made.backfill.backfill_id)).counts.text == "3 running, 3 succeeded"
+    rest.set()
+    view = await ended(backfills, made.backfill.backfill_id)
+    assert (view.counts.text, sorted(handler.hours)) == ("6 succeeded", [*range(6)])
+    assert await harness.db.tasks.count_documents({"run_seq": 1}) == 6
+
+
+async def test_a_range_without_past_times_names_those_around_it(harness: Harness) -> None:
+    name, backfills = await hourly(harness, timezone="Europe/Berlin")
+    for start, end, text in (
+        (
+            "2026-11-01T02:10Z",
+            "2026-11-01T02:20Z",
+            "the one before is 2026-11-01T02:00:00Z and the one after is 2026-11-01T03:00:00Z",
+        ),
+        ("2090-01-01", "2090-01-02", "has come yet: the first is 2089-12-31T23:00:00Z"),
+        ("2020-01-01", "2026-01-01", "more than 10,000 nominal times"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            await backfills.plan(name, start=start, end=end)
+    for options, text in (
+        ({"max_active": 0}, "max_active is 0"),
+        ({"order": "x"}, "order is 'x'; use oldest, newest"),
+        (
+            {"existing": "all", "admission": Admission(user_id="ada")},
+            "the admission queue starts no task again",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            await backfills.plan(name, **{**DAY, **options})
+    with pytest.raises(ConfigError, match="there is no schedule 'none'"):
+        await backfills.plan("none", **DAY)
+
+
+async def test_only_failed_tasks_start_again_with_the_present_graph_and_supersede_the_old_rows(
+    harness: Harness,
+) -> None:
+    broken = {1, 2}
+
+    def work(hour: int) -> None:
+        if hour in broken:
+            raise ValueError("no data yet")
+
+    handler = Hourly(work)
+    await harness.engine()
+    await harness.worker({"hourly": handler})
+    graph = {"nodes": [node("before", "hourly"), node("a", "hourly", "before")]}
+    name, backfills = await hourly(harness, graph=graph)
+    made = await backfills.create(name, **MORNING)
+    backfill_id = made.backfill.backfill_id
+    view = await ended(backfills, backfill_id)
+    assert (view.counts.text, [each.at.hour for each in view.failed]) == ("1 succeeded, 2 failed", [1, 2])
+    assert "no data yet" in (view.failed[0].reason or "")
+
+    broken.clear()
+    handler.hours.clear()
+    schedules = await harness.coordinator.schedules()
+    await schedules.update(name, graph={"nodes": [node("a", "hourly"), node("after", "hourly", "a")]})
+    _, count = await backfills.retry_failed(backfill_id)
+    view = await ended(backfills, backfill_id)
+    assert (count, view.counts.text, sorted(handler.hours)) == (2, "3 succeeded", [1, 1, 2, 2])
+    task_id = f"{name}-2026-11-01T02:00:00Z"
+    document = await harness.document(task_id)
+    assert {each["node_id"]: each["status"] for each in document["graph"]["nodes"]} == {
+        "a": "finished",
+        "after": "finished",
+    }
+    assert (document["status"], document["run_seq"]) == ("finished", 2)
+    assert len(await harness.rows(task_id, "a")) == 1
+    assert await harness.db.artifacts.count_documents({"task_id": task_id, "node_id": "before"}) == 0
+
+    handler.hours.clear()
+    everything = await backfills.create(name, **MORNING, existing="all")
+    view = await ended(backfills, everything.backfill.backfill_id)
+    assert (view.counts.text, len(handler.hours)) == ("3 succeeded", 6)
+    none = await backfills.create(name, **MORNING, existing="failed")
+    assert (await ended(backfills, none.backfill.backfill_id)).counts.text == "3 skipped"
