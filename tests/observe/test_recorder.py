@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -80,6 +81,17 @@ def test_hostile_values_of_labels_stay_values(hostile: str) -> None:
     recorder.add(SENT, 1, (hostile, "x"))
     shown = hostile[:MAX_LABEL_CHARS].replace("\ud800", "?")
     assert values(recorder) == {("sent_total", "x", shown): 1}
+
+
+def test_long_values_of_labels_use_no_memory() -> None:
+    recorder = MetricsRecorder()
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            recorder.add(SENT, 1, (f"{number}{'x' * 100_000}", "x"))
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_threads_lose_no_count() -> None:

@@ -51,7 +51,7 @@ class Series:
             cell = self.cells.get(place)
             if cell is None:
                 cell = self.cells[place] = self._create()
-            if len(self._known) < _MAX_KNOWN:
+            if len(self._known) < _MAX_KNOWN and all(len(label) <= MAX_LABEL_CHARS for label in labels):
                 self._known[labels] = cell
         return cell
 
