@@ -42,7 +42,7 @@ class HandlerLogKeeper:
         self._store = LogStore(db)
         self._settings = settings
         self._pause_sec = pause_sec
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._room = WaitingBytes()
         self._changed: dict[LineBuffer, None] = {}
         """The buffers with lines that wait, in the order of their first ones."""

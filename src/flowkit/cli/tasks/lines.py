@@ -168,8 +168,11 @@ async def _explain_none(reader: LogReader, document: dict[str, Any], options: Li
     node = f"node {options.node_id!r} of " if options.node_id else ""
     what = f"no lines of {node}task {options.task_id!r} are kept"
     nodes = [each for each in document["graph"]["nodes"] if options.node_id in (None, each["node_id"])]
-    if not any(each.get("attempt_epoch") for each in nodes):
+    attempts = max((each.get("attempt_epoch") or 0 for each in nodes), default=0)
+    if not attempts:
         return f"{what}: no attempt has begun"
+    if options.attempt is not None and options.attempt > attempts:
+        return f"{what} in attempt {options.attempt}: its last attempt is {attempts}"
     ended, kept_sec = document.get("finished_at"), await reader.kept_sec()
     if ended is not None and kept_sec is not None:
         ago = time.time() - utc(ended).timestamp()
