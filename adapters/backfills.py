@@ -62,24 +62,31 @@ class BackfillStore:
         await ensure_index(self._backfills, [("created_at", DESCENDING)], "ix_backfills_created")
 
     @translate_errors
-    async def insert(self, backfill: StoredBackfill, task: bytes, runs: Sequence[BackfillRun]) -> bool:
+    async def insert(self, backfill: StoredBackfill, task: bytes) -> bool:
         """Store a new backfill, with the packed graph and params of its tasks. Return False if its id is taken.
 
-        The rows come first: without its document, a backfill does not exist.
+        It is in the state `creating` until `complete` has stored its nominal times.
         """
-        if await self.find(backfill.backfill_id) is not None:
+        document = {**_document(backfill), "state": BackfillState.CREATING.value, "task": Binary(task)}
+        try:
+            await self._backfills.insert_one(document)
+        except DuplicateKeyError:
             return False
+        return True
+
+    @translate_errors
+    async def complete(self, backfill: StoredBackfill, runs: Sequence[BackfillRun]) -> None:
+        """Store the nominal times of a backfill that `insert` has stored, also some that a killed call has left."""
         for start in range(0, len(runs), _ROWS_AT_ONCE):
             some = [_row(backfill.backfill_id, each) for each in runs[start : start + _ROWS_AT_ONCE]]
             try:
                 await self._rows.insert_many(some, ordered=False)
             except BulkWriteError as error:  # an earlier try has written them
                 duplicate_indexes(error)
-        try:
-            await self._backfills.insert_one({**_document(backfill), "task": Binary(task)})
-        except DuplicateKeyError:
-            return False
-        return True
+        total = await self.count_rows([backfill.backfill_id])
+        creating = {"_id": backfill.backfill_id, "state": BackfillState.CREATING.value}
+        running = {"state": BackfillState.RUNNING.value, "total": total}
+        await self._backfills.update_one(creating, {"$set": running})
 
     @translate_errors
     async def find(self, backfill_id: str) -> StoredBackfill | None:
@@ -217,13 +224,14 @@ class BackfillStore:
 
     @translate_errors
     async def ended_before(self, at: float, namespace_id: str) -> list[str]:
-        """Return the ids of the backfills of a namespace that have ended before a Unix time."""
-        ended = {
-            "state": {"$in": _ENDED},
-            "ended_at": {"$lt": moment(at)},
-            "namespace_id": namespace_id,
-        }
-        return [each["_id"] async for each in self._backfills.find(ended, {"_id": 1})]
+        """Return the ids of the backfills of a namespace that have ended before a Unix time.
+
+        Those that were not created completely count from the beginning of their creation.
+        """
+        ended = {"state": {"$in": _ENDED}, "ended_at": {"$lt": moment(at)}}
+        incomplete = {"state": BackfillState.CREATING.value, "created_at": {"$lt": moment(at)}}
+        wanted = {"namespace_id": namespace_id, "$or": [ended, incomplete]}
+        return [each["_id"] async for each in self._backfills.find(wanted, {"_id": 1})]
 
     @translate_errors
     async def count_rows(self, backfill_ids: Sequence[str]) -> int:
@@ -233,9 +241,10 @@ class BackfillStore:
 
     @translate_errors
     async def remove(self, backfill_ids: Sequence[str]) -> int:
-        """Delete ended backfills with their rows, and return the number of rows."""
+        """Delete backfills of `ended_before` with their rows, and return the number of rows."""
         gone = await self._rows.delete_many({"backfill_id": {"$in": list(backfill_ids)}})
-        await self._backfills.delete_many({"_id": {"$in": list(backfill_ids)}, "state": {"$in": _ENDED}})
+        removable = [*_ENDED, BackfillState.CREATING.value]
+        await self._backfills.delete_many({"_id": {"$in": list(backfill_ids)}, "state": {"$in": removable}})
         removed: int = gone.deleted_count
         return removed
 

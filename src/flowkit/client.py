@@ -874,6 +874,8 @@ class TaskClient:
         document = await self._catalog.ended_task(task_id, namespace_id=await self._namespace.id())
         if document is None or document["finished_at"] is None:
             return False
+        if (await self.look_up(task_id, owner)).description is not None:  # The owner has started it before.
+            return False
         nodes = normalized(given["graph"]).nodes
         later = frozenset().union(*children_of(nodes))
         rerun = Rerun(

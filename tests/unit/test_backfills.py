@@ -11,7 +11,7 @@ from flowkit import limits
 from flowkit.adapters.backfills import BackfillStore
 from flowkit.adapters.tasks.replace import replacing
 from flowkit.backfills.ranges import PAGE, check_range, empty_range, list_times, read_bound
-from flowkit.backfills.rules import BackfillStep, SeenTask, estimate_left_sec, next_step
+from flowkit.backfills.rules import BackfillStep, SeenTask, estimate_left_sec, next_step, same_problem
 from flowkit.backfills.views import BackfillView
 from flowkit.errors import ConfigError
 from flowkit.graph.scheduled import Nominal, nominal_fields, read_nominal
@@ -216,9 +216,48 @@ async def new_store(**fields: Any) -> tuple[BackfillStore, StoredBackfill]:
     runs = [
         BackfillRun(at=at, task_id=f"hourly-{at}", status=BackfillRunStatus.PENDING) for at in hours(START, 4)
     ]
-    assert await store.insert(backfill, b"task", runs)
-    assert not await store.insert(backfill, b"other", runs)
+    assert await store.insert(backfill, b"task")
+    assert not await store.insert(backfill, b"other")
+    await store.complete(backfill, runs)
     return store, backfill
+
+
+async def test_an_interrupted_creation_continues_starts_nothing_and_is_purged() -> None:
+    store, backfill = BackfillStore(memory_database()), stored()
+    runs = [BackfillRun(at=at, task_id=str(at), status=BackfillRunStatus.PENDING) for at in hours(START, 4)]
+    assert await store.insert(backfill, b"task")
+    interrupted = await store.find("b")
+    assert interrupted == stored(state=BackfillState.CREATING)
+    created = START.timestamp()
+    assert await store.ended_before(created, "n") == []
+    assert await store.ended_before(created + 1, "n") == ["b"]
+    await store.complete(backfill, runs[:2])
+    await store._backfills.update_one({"_id": "b"}, {"$set": {"state": "creating"}})
+    await store.complete(backfill, runs)
+    assert (await store.find("b"), (await store.counts("b")).pending) == (backfill, 4)
+    assert await store.ended_before(created + 1, "n") == []
+    await store._backfills.update_one({"_id": "b"}, {"$set": {"state": "creating"}})
+    assert await store.remove(["b"]) == 4
+    assert await store.find("b") is None
+
+
+def test_a_second_creation_with_the_same_id_asks_for_the_same() -> None:
+    found = stored(admission=Admission(user_id="ada"))
+    asked = {"schedule": "hourly", "from": START, "max_active": 2, "admission": Admission(user_id="ada")}
+    assert same_problem(found, "n", asked) is None
+    for name, value, text in (
+        ("schedule", "daily", "whose schedule is 'hourly' and not 'daily'; choose another id"),
+        ("to", START, "whose to is 2026-11-01T04:00:00Z and not 2026-11-01T00:00:00Z"),
+        ("order", Order.OLDEST, "whose order is 'newest' and not 'oldest'"),
+        ("max_active", 3, "whose max_active is 2 and not 3"),
+        (
+            "admission",
+            None,
+            "whose admission is for user 'ada' of tenant 'default', with priority normal and not none",
+        ),
+    ):
+        assert text in (same_problem(found, "n", {**asked, name: value}) or "")
+    assert "in another namespace" in (same_problem(found, "m", asked) or "")
 
 
 async def test_a_backfill_is_stored_as_it_is() -> None:

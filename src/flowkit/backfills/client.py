@@ -18,7 +18,7 @@ from flowkit.adapters.tasks.stored_graphs import pack_task
 from flowkit.attempt.pollers import recent_pollers
 from flowkit.attempt.workflows import WorkflowState, look_up, read_marker
 from flowkit.backfills.ranges import check_range, empty_range, list_times, read_bound
-from flowkit.backfills.rules import estimate_left_sec
+from flowkit.backfills.rules import estimate_left_sec, same_problem
 from flowkit.backfills.views import BackfillView
 from flowkit.connection import Namespace
 from flowkit.errors import ConfigError
@@ -113,11 +113,12 @@ class Backfills:
         ended.
 
         Graph and params are the present ones of the schedule, whatever becomes of it. With `admission`, the tasks are
-        submitted to the admission queue. A second call with the same `backfill_id` returns the first backfill.
+        submitted to the admission queue. A second call with the same arguments and `backfill_id` returns the first
+        backfill, and continues a creation that was interrupted.
         """
-        if backfill_id is not None and (known := await self._known(backfill_id, schedule)) is not None:
-            return known
-        planned = await self.plan(
+        self._check(order, max_active, existing, admission)
+        plan = partial(
+            self.plan,
             schedule,
             start=start,
             end=end,
@@ -127,25 +128,33 @@ class Backfills:
             admission=admission,
             backfill_id=backfill_id,
         )
-        await self._store.prepare()
-        await self._store.insert(planned.backfill, planned.task, planned.runs)
-        await self._start(planned.backfill)
-        return await self._view(planned.backfill)
-
-    async def _known(self, backfill_id: str, schedule: str) -> BackfillView | None:
-        """Return the backfill of an earlier call, whose workflow may not have started yet."""
-        require(text_problem(backfill_id, "backfill_id", _ID_CHARS))
-        found = await self._store.find(backfill_id)
+        planned = None
+        found = None if backfill_id is None else await self._store.find(_checked_id(backfill_id))
         if found is None:
-            return None
-        if found.schedule != schedule:
-            raise ConfigError(
-                f"backfill_id is {printed(backfill_id)}, which a backfill of schedule {found.schedule!r} has; choose "
-                "another"
-            )
-        if not found.state.ended:
-            await self._start(found)
-        return await self._view(found)
+            planned = await plan()
+            await self._store.prepare()
+            await self._store.insert(planned.backfill, planned.task)
+            found = await self._store.find(planned.backfill.backfill_id) or planned.backfill
+        asked = {
+            "schedule": schedule,
+            "from": read_bound(start, "from", found.timezone),
+            "to": read_bound(end, "to", found.timezone),
+            "order": Order(order),
+            "max_active": max_active,
+            "existing": Existing(existing),
+            "admission": admission,
+        }
+        require(same_problem(found, await self._namespace.id(), asked))
+        if found.state is BackfillState.CREATING:
+            await self._store.complete(found, (planned or await plan()).runs)
+        return await self._continue(found.backfill_id)
+
+    async def _continue(self, backfill_id: str) -> BackfillView:
+        """Start the workflow of a backfill that has not ended, unless it runs."""
+        backfill = await self._find(backfill_id)
+        if not backfill.state.ended:
+            await self._start(backfill)
+        return await self._view(backfill)
 
     async def plan(
         self,
@@ -321,6 +330,8 @@ class Backfills:
         await asyncio.gather(*(self._cancel_run(backfill, run, running=running) for run in runs))
         if not runs:
             await self._store.close(await self._find(backfill_id))
+        elif not await self._is_driven(backfill_id):  # Something must notice the ends of those that run.
+            await self._start(backfill)
         return await self.status(backfill_id)
 
     async def _cancel_run(self, backfill: StoredBackfill, run: BackfillRun, *, running: bool) -> None:
@@ -334,9 +345,7 @@ class Backfills:
             await self._tasks.cancel_task(run.task_id, reason=_CANCEL_REASON)
         elif running:
             deployment = await self._tasks.deployment()
-            owner = Owner(
-                kind=OwnerKind.BACKFILL, deployment=deployment, id=f"{backfill.backfill_id}/{run.tries}"
-            )
+            owner = Owner(kind=OwnerKind.BACKFILL, deployment=deployment, id=backfill.owner_id(run))
             await self._tasks.cancel_workflow(run.task_id, reason=_CANCEL_REASON, owner=owner)
 
     async def retry_failed(self, backfill_id: str) -> tuple[BackfillView, int]:
@@ -346,6 +355,11 @@ class Backfills:
         A backfill that is open without a workflow continues, too.
         """
         backfill = await self._find(backfill_id)
+        if backfill.state is BackfillState.CREATING:
+            raise ConfigError(
+                f"the creation of backfill {backfill_id!r} has not ended, or was interrupted; create it again with the "
+                "same id, which continues, or cancel it"
+            )
         if backfill.admission is not None:
             raise ConfigError(
                 f"backfill {backfill_id!r} submits its tasks to the admission queue, which starts no task again whose "
@@ -369,8 +383,7 @@ class Backfills:
         return await self._store.task(backfill.backfill_id) or b""
 
     async def _find(self, backfill_id: str) -> StoredBackfill:
-        require(text_problem(backfill_id, "backfill_id", _ID_CHARS))
-        found = await self._store.find(backfill_id)
+        found = await self._store.find(_checked_id(backfill_id))
         if found is None or found.namespace_id != await self._namespace.id():
             raise ConfigError(
                 f"there is no backfill {printed(backfill_id)}; `flowkit backfill list` shows the backfills"
@@ -379,6 +392,11 @@ class Backfills:
 
     async def _view(self, backfill: StoredBackfill) -> BackfillView:
         return BackfillView(backfill=backfill, counts=await self._store.counts(backfill.backfill_id))
+
+
+def _checked_id(backfill_id: str) -> str:
+    require(text_problem(backfill_id, "backfill_id", _ID_CHARS))
+    return backfill_id
 
 
 async def _pack(view: ScheduleView) -> bytes:

@@ -90,13 +90,9 @@ class Driver:
         self._ends = TaskEnds(tasks.find_ended)
         self._starting = asyncio.Semaphore(_STARTS_AT_ONCE)
 
-    async def cancel(self, backfill_id: str) -> None:
-        """Start no more tasks of a backfill."""
-        await self._store.cancel(backfill_id)
-
     async def run(self, backfill_id: str) -> BackfillCounts:
         """Run a backfill until all its nominal times have ended, and return what has become of them."""
-        awaited: dict[asyncio.Task[None], str] = {}
+        awaited: dict[asyncio.Task[None], BackfillRun] = {}
         try:
             while True:
                 backfill = await self._store.find(backfill_id)
@@ -117,21 +113,21 @@ class Driver:
                 each.cancel()
             await asyncio.gather(*awaited, return_exceptions=True)
 
-    async def _fill(self, backfill: StoredBackfill, awaited: dict[asyncio.Task[None], str]) -> None:
-        """Await each task that runs, and start others while slots are free."""
-        if backfill.state is BackfillState.CANCELLING:
-            await self._store.cancel_pending(backfill.backfill_id)
-        known = {*awaited.values()}
-        if not known:  # This engine begins, or all has ended.
-            for each in await self._store.runs(backfill.backfill_id, BackfillRunStatus.RUNNING):
-                self._begin(backfill, each, awaited)
-        while len(awaited) < backfill.max_active and (run := await self._store.claim(backfill)) is not None:
-            self._begin(backfill, run, awaited)
+    async def _fill(self, backfill: StoredBackfill, awaited: dict[asyncio.Task[None], BackfillRun]) -> None:
+        """Await each task that runs, and start others while slots are free.
 
-    def _begin(
-        self, backfill: StoredBackfill, run: BackfillRun, awaited: dict[asyncio.Task[None], str]
-    ) -> None:
-        awaited[asyncio.create_task(self._run_one(backfill, run))] = run.task_id
+        Rows show which slots are free: an engine that was frozen may take some after another one has replaced it.
+        """
+        if backfill.state is not BackfillState.RUNNING:
+            await self._store.cancel_pending(backfill.backfill_id)
+        while True:
+            known = {(each.at, each.tries) for each in awaited.values()}
+            running = await self._store.runs(backfill.backfill_id, BackfillRunStatus.RUNNING)
+            for run in running:
+                if (run.at, run.tries) not in known:
+                    awaited[asyncio.create_task(self._run_one(backfill, run))] = run
+            if len(running) >= backfill.max_active or await self._store.claim(backfill) is None:
+                return
 
     async def _run_one(self, backfill: StoredBackfill, run: BackfillRun) -> None:
         """Run one nominal time to its end, and write it. Errors that pass delay it only."""
@@ -142,7 +138,7 @@ class Driver:
         owner = Owner(
             kind=OwnerKind.BACKFILL,
             deployment=await self._tasks.deployment(),
-            id=f"{backfill.backfill_id}/{run.tries}",
+            id=backfill.owner_id(run),
         )
         attempt = _Try(backfill=backfill, run=run, owner=owner)
         try:
@@ -168,6 +164,8 @@ class Driver:
                     return stopped
                 if not await self._start(attempt, step, reuse):
                     continue
+                if await self._stop_before(attempt) is not None:  # The cancel came during the start.
+                    await self._cancel(attempt)
             return None
         raise TaskIdTaken(
             f"task id {attempt.run.task_id!r} belongs to a workflow that another deployment or program has started"
@@ -195,13 +193,22 @@ class Driver:
     async def _stop_before(self, attempt: _Try) -> BackfillOutcome | None:
         """Return the end of a nominal time whose task has not started, if the backfill was cancelled; else None."""
         present = await self._store.find(attempt.backfill.backfill_id)
-        if present is None or present.state is BackfillState.CANCELLING:
+        if present is None or present.state is not BackfillState.RUNNING:
             return BackfillOutcome(status=BackfillRunStatus.CANCELLED, reason=_CANCEL_REASON)
         return None
 
-    async def _is_cancelling_all(self, attempt: _Try) -> bool:
+    async def _is_to_stop(self, attempt: _Try) -> bool:
+        """Return whether a cancel may have missed the task: one of all tasks, or of waiting requests."""
         present = await self._store.find(attempt.backfill.backfill_id)
-        return present is not None and present.cancels_running
+        if present is None or present.state is BackfillState.RUNNING:
+            return False
+        return present.cancels_running or await self._waits_for_admission(attempt.run.task_id)
+
+    async def _cancel(self, attempt: _Try) -> None:
+        if attempt.backfill.admission is not None:
+            await self._tasks.cancel_task(attempt.run.task_id, reason=_CANCEL_REASON)
+        else:
+            await self._tasks.cancel_workflow(attempt.run.task_id, reason=_CANCEL_REASON, owner=attempt.owner)
 
     async def _start(self, attempt: _Try, step: BackfillStep, reuse: WorkflowIDReusePolicy) -> bool:
         """Start the task. Return False if something else has started it first."""
@@ -238,9 +245,9 @@ class Driver:
         return {"graph": task["graph"], "params": params}
 
     async def _await_end(self, attempt: _Try) -> BackfillOutcome:
-        """Await the end of the task. A cancel of all tasks may have missed one that has just started."""
-        if await self._is_cancelling_all(attempt):
-            await self._tasks.cancel_task(attempt.run.task_id, reason=_CANCEL_REASON)
+        """Await the end of the task."""
+        if await self._is_to_stop(attempt):
+            await self._cancel(attempt)
         await self._await_close(attempt.run.task_id)
         try:
             await self._tasks.result(attempt.run.task_id)

@@ -1,7 +1,6 @@
 """Awaits the ends of the tasks of all backfills of an engine with one query.
 
-A long poll of Temporal for each task would hold one of the streams that its connection has, which are about a hundred,
-and the engine's own polls would wait for them.
+A long poll of Temporal for each task would hold a stream of the connection that the engine's own polls use, too.
 """
 
 from __future__ import annotations

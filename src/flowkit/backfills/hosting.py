@@ -14,6 +14,7 @@ from flowkit.adapters.tasks.store import is_same_database, show_database
 from flowkit.attempt.failures import refusal
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE
 from flowkit.backfills.driver import Driver
+from flowkit.connection import Namespace
 from flowkit.errors import FlowKitError, WrongDeployment
 from flowkit.models import temporal_names
 from flowkit.models.backfills import BackfillCounts, RunBackfill
@@ -42,10 +43,14 @@ class BackfillActivities:
         self._portal = portal
         self._store = BackfillStore(db)
         self._driver = Driver(tasks, self._store)
+        self._namespace = Namespace(tasks.temporal)
 
     @activity.defn(name=temporal_names.RUN_BACKFILL)
     async def run_backfill(self, given: RunBackfill) -> BackfillCounts:
         """Run a backfill until each of its nominal times has ended."""
+        own_id = temporal_names.backfill_workflow_id(given.backfill_id)
+        if activity.info().workflow_id != own_id:
+            raise _foreign(f"backfill {given.backfill_id!r} is run by workflow {own_id!r} only")
         beats = asyncio.create_task(self._send_heartbeats(given.backfill_id))
         try:
             return await self._portal.run(self._run(given))
@@ -62,6 +67,9 @@ class BackfillActivities:
                 f"{show_database(ours)}: set the same MONGO_URL and MONGO_DATABASE for all engines of the queue",
                 type=WrongDeployment.code,
             )
+        found = await self._store.find(given.backfill_id)
+        if found is not None and found.namespace_id != await self._namespace.id():
+            raise _foreign(f"backfill {given.backfill_id!r} belongs to another namespace of Temporal")
         if given.cancels:
             await self._store.cancel(given.backfill_id)
         return await self._driver.run(given.backfill_id)
@@ -77,6 +85,10 @@ class BackfillActivities:
                 shown = [(await self._portal.run(self._store.counts(backfill_id))).text]
             except FlowKitError:
                 continue
+
+
+def _foreign(text: str) -> ApplicationError:
+    return ApplicationError(text, type=WrongDeployment.code, non_retryable=True)
 
 
 def create_backfill_worker(

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
+from typing import TYPE_CHECKING
 
+from flowkit.graph.scheduled import format_nominal
+from flowkit.models.admission import Admission
 from flowkit.models.backfills import BackfillOutcome, BackfillRunStatus, Existing
 from flowkit.models.tasks import TaskStatus
+from flowkit.text import printed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flowkit.models.backfills import StoredBackfill
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +64,34 @@ def next_step(seen: SeenTask, existing: Existing, tries: int) -> BackfillStep | 
 
 def _skipped(reason: str) -> BackfillOutcome:
     return BackfillOutcome(status=BackfillRunStatus.SKIPPED, reason=reason)
+
+
+def same_problem(found: StoredBackfill, namespace_id: str, asked: Mapping[str, object]) -> str | None:
+    """Return what is wrong with a second creation with the id of a backfill; None if it asks for the same."""
+    taken = f"backfill_id is {printed(found.backfill_id)}, the id of another backfill"
+    if found.namespace_id != namespace_id:
+        return f"{taken}, in another namespace of Temporal; choose another id"
+    stored: dict[str, object] = {
+        "schedule": found.schedule,
+        "from": found.start,
+        "to": found.end,
+        "order": found.order,
+        "max_active": found.max_active,
+        "existing": found.existing,
+        "admission": found.admission,
+    }
+    for name, value in asked.items():
+        if stored[name] != value:
+            return f"{taken}, whose {name} is {_show(stored[name])} and not {_show(value)}; choose another id"
+    return None
+
+
+def _show(value: object) -> str:
+    if isinstance(value, datetime):
+        return format_nominal(value)
+    if isinstance(value, Admission):
+        return f"for user {value.user_id!r} of tenant {value.tenant!r}, with priority {value.priority}"
+    return "none" if value is None else printed(value.value if isinstance(value, Enum) else value)
 
 
 def estimate_left_sec(durations: list[float], left: int, max_active: int) -> float | None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 class BackfillState(StrEnum):
     """The state of a backfill."""
 
+    CREATING = "creating"
+    """Its nominal times are being stored, or what has stored them was killed. Nothing starts."""
     RUNNING = "running"
     FINISHED = "finished"
     """Each of its nominal times has ended."""
@@ -120,6 +122,13 @@ class StoredBackfill:
     """Number of times that `retry-failed` has started tasks again."""
     cancels_running: bool = False
     """Whether the tasks that run are cancelled, too."""
+
+    def owner_id(self, run: BackfillRun) -> str:
+        """Return what the marker of a task says that this try of a nominal time has started.
+
+        A later backfill of the same id, after a purge, has other ones.
+        """
+        return f"{self.backfill_id}/{self.created_at.timestamp():.0f}/{run.tries}"
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)

@@ -151,7 +151,12 @@ def print_backfill(view: BackfillView) -> None:
         output.echo(
             f"  left      about {format_duration(round(view.left_sec))}, if tasks last as long as the latest ones"
         )
-    if not view.is_driven:
+    if backfill.state is BackfillState.CREATING:
+        output.warn(
+            "its creation has not ended, or was interrupted: `flowkit backfill create` with the same arguments and "
+            "--id continues it, and `flowkit backfill cancel` ends it"
+        )
+    elif not view.is_driven:
         output.warn(
             f"its workflow does not run, so nothing starts; `flowkit backfill retry-failed {backfill.backfill_id}` "
             "starts it again, and `flowkit backfill cancel` ends the backfill"

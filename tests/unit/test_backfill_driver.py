@@ -1,0 +1,192 @@
+"""The driver of backfills beside cancels and other engines: what it starts, and whose tasks it awaits."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.unit.event_loop import until
+
+from flowkit.adapters.backfills import BackfillStore
+from flowkit.adapters.tasks.stored_graphs import pack_task
+from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
+from flowkit.backfills import driver
+from flowkit.backfills.driver import Driver
+from flowkit.errors import TaskCancelled
+from flowkit.models import TaskStatus
+from flowkit.models.backfills import (
+    BackfillOutcome,
+    BackfillRun,
+    BackfillRunStatus,
+    BackfillState,
+    Existing,
+    Order,
+    StoredBackfill,
+)
+from flowkit.testing import memory_database
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection
+
+    from flowkit.models.ownership import Owner
+
+START = datetime(2026, 11, 1, tzinfo=UTC)
+
+
+class Tasks:
+    """A client of tasks without servers. Each task runs until its event is set, or until its owner cancels it."""
+
+    def __init__(self, when_started: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.owners: dict[str, Owner] = {}
+        self.ends: dict[str, asyncio.Event] = {}
+        self.cancelled: list[str] = []
+        self._when_started = when_started
+
+    async def deployment(self) -> str:
+        """Return the id of the only database."""
+        return "d"
+
+    async def look_up(self, task_id: str) -> Found:
+        """Return a task, with its owner for its description."""
+        if task_id not in self.owners:
+            return ABSENT
+        state = WorkflowState.CLOSED if self.ends[task_id].is_set() else WorkflowState.OPEN
+        described: Any = self.owners[task_id]
+        return Found(state=state, description=described)
+
+    async def status_of(self, task_id: str) -> TaskStatus | None:
+        """Return that a task has finished or runs."""
+        if task_id not in self.ends:
+            return None
+        return TaskStatus.FINISHED if self.ends[task_id].is_set() else TaskStatus.RUNNING
+
+    async def find_pending(self, task_id: str) -> None:
+        """Nothing waits for admission."""
+
+    async def start_task(self, task_id: str, *, owner: Owner, **given: Any) -> bool:
+        """Start a task."""
+        self.owners[task_id], self.ends[task_id] = owner, asyncio.Event()
+        if self._when_started is not None:
+            await self._when_started()
+        return True
+
+    async def cancel_workflow(self, task_id: str, *, owner: Owner, reason: str) -> bool:
+        """End a task."""
+        assert self.owners[task_id] == owner
+        self.cancelled.append(task_id)
+        self.ends[task_id].set()
+        return True
+
+    async def find_ended(self, task_ids: Collection[str]) -> list[str]:
+        """Return those that have ended."""
+        return [each for each in task_ids if self.ends[each].is_set()]
+
+    async def result(self, task_id: str) -> None:
+        """Raise the error of a task that was cancelled."""
+        if task_id in self.cancelled:
+            raise TaskCancelled(task_id, "asked")
+
+
+@pytest.fixture(autouse=True)
+def _read_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def read_marker(owner: Owner) -> Owner:
+        return owner
+
+    monkeypatch.setattr(driver, "read_marker", read_marker)
+    monkeypatch.setattr(driver, "_CLOSING_SEC", 0.0)
+    monkeypatch.setattr(driver, "_LONGEST_WAIT_SEC", 0.0)
+    monkeypatch.setattr(driver, "_LOOK_SEC", 0.0)
+
+
+async def stored(count: int, **fields: Any) -> tuple[BackfillStore, StoredBackfill]:
+    """Store a backfill of so many hours, two at once."""
+    given: dict[str, Any] = {
+        "backfill_id": "b",
+        "schedule": "hourly",
+        "start": START,
+        "end": START + timedelta(hours=count),
+        "timezone": "UTC",
+        "order": Order.OLDEST,
+        "max_active": 2,
+        "existing": Existing.NONE,
+        "total": count,
+        "queue": "flowkit",
+        "namespace_id": "n",
+        "state": BackfillState.RUNNING,
+        "created_at": START,
+    }
+    store, backfill = BackfillStore(memory_database()), StoredBackfill(**{**given, **fields})
+    runs = [
+        BackfillRun(at=START + timedelta(hours=hour), task_id=str(hour), status=BackfillRunStatus.PENDING)
+        for hour in range(count)
+    ]
+    await store.insert(backfill, pack_task({"graph": {}, "params": {}}))
+    await store.complete(backfill, runs)
+    return store, backfill
+
+
+async def outcome(tasks: Any, store: BackfillStore) -> str:
+    """Run the backfill without servers, and return its counts."""
+    async with asyncio.timeout(10):
+        return (await Driver(tasks, store).run("b")).text
+
+
+async def test_nothing_of_a_cancelled_backfill_starts_that_became_pending_after_the_cancel() -> None:
+    store, backfill = await stored(2)
+    run = await store.claim(backfill)
+    assert run is not None
+    await store.end_run("b", run, BackfillOutcome(status=BackfillRunStatus.FAILED))
+    await store.cancel("b")
+    cancelled = await store.find("b")
+    assert cancelled is not None
+    assert await store.close(cancelled)
+    rows = {
+        "$set": {"status": "pending"},
+        "$inc": {"tries": 1},
+    }  # A `retry-failed` that was slower than the cancel.
+    await store._rows.update_many({"status": "failed"}, rows)
+    tasks = Tasks()
+    assert await outcome(tasks, store) == "2 cancelled"
+    assert tasks.owners == {}
+
+
+async def test_a_task_is_cancelled_whose_start_was_under_way_when_its_backfill_was_cancelled() -> None:
+    store, _ = await stored(3, max_active=1)
+    tasks = Tasks(lambda: store.cancel("b"))
+    assert await outcome(tasks, store) == "3 cancelled"
+    assert tasks.cancelled == ["0"]
+
+
+async def test_a_row_that_another_engine_has_taken_counts_as_a_slot_and_is_awaited() -> None:
+    store, backfill = await stored(5)
+    tasks = Tasks()
+    runs = asyncio.create_task(outcome(tasks, store))
+    await until(lambda: [*tasks.owners] == ["0", "1"])
+    late = await store.claim(backfill)
+    assert late is not None
+    tasks.ends["0"].set()
+    await until(lambda: len(tasks.owners) > 2)
+    assert [*tasks.owners] == ["0", "1", "2"]
+    assert (await store.counts("b")).text == "2 pending, 2 running, 1 succeeded"
+    for hour in range(1, 5):
+        await until(lambda hour=hour: str(hour) in tasks.ends)
+        tasks.ends[str(hour)].set()
+    assert await runs == "5 succeeded"
+
+
+async def test_a_later_backfill_of_the_same_id_does_not_take_the_tasks_of_the_purged_one_for_its_own() -> (
+    None
+):
+    store, _ = await stored(1)
+    tasks = Tasks(lambda: _end(tasks))
+    assert await outcome(tasks, store) == "1 succeeded"
+    assert await store.remove(["b"]) == 1
+    again, _ = await stored(1, created_at=START + timedelta(days=1))
+    assert await outcome(tasks, again) == "1 skipped"
+
+
+async def _end(tasks: Tasks) -> None:
+    for each in tasks.ends.values():
+        each.set()
