@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 import bson
 import pytest
 
+from flowkit.adapters.tasks.queries import TaskQueries
+from flowkit.cli.tasks.lines import _has_ended
+from flowkit.client import TaskCatalog
 from flowkit.config import WorkerConfig
 from flowkit.core import handler_lines
 from flowkit.core.handler_lines import CaptureHandler, begin_attempt, end_attempt
@@ -508,6 +511,16 @@ async def test_who_follows_a_task_gets_each_line_once(kept: Kept) -> None:
     await kept.keeper.flush()
     assert await now() == ["two"]
     assert await now() == []
+
+
+async def test_who_follows_a_task_does_not_read_its_document_each_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    db = memory_database()
+    await db.tasks.insert_many([{"id": "t-1", "status": "running"}, {"id": "t-2", "status": "finished"}])
+    monkeypatch.delattr(TaskQueries, "document")
+    ended = [await _has_ended(TaskCatalog(db), task_id) for task_id in ("t-1", "t-2", "t-3")]
+    assert ended == [False, True, True]
 
 
 async def test_lines_are_written_while_their_attempt_runs() -> None:
