@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any
 import bson
 import pytest
 
+from flowkit.adapters.tasks.queries import TaskQueries
+from flowkit.cli.tasks.lines import _has_ended
+from flowkit.client import TaskCatalog
 from flowkit.config import WorkerConfig
 from flowkit.core import handler_lines
 from flowkit.core.handler_lines import CaptureHandler, begin_attempt, end_attempt
@@ -510,6 +513,16 @@ async def test_who_follows_a_task_gets_each_line_once(kept: Kept) -> None:
     assert await now() == []
 
 
+async def test_who_follows_a_task_does_not_read_its_document_each_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    db = memory_database()
+    await db.tasks.insert_many([{"id": "t-1", "status": "running"}, {"id": "t-2", "status": "finished"}])
+    monkeypatch.delattr(TaskQueries, "document")
+    ended = [await _has_ended(TaskCatalog(db), task_id) for task_id in ("t-1", "t-2", "t-3")]
+    assert ended == [False, True, True]
+
+
 async def test_lines_are_written_while_their_attempt_runs() -> None:
     """So a killed process loses those of the last pause only."""
     db = memory_database()
@@ -537,12 +550,37 @@ async def test_outage_of_mongodb_keeps_lines_waiting(kept: Kept, monkeypatch: py
     assert sorted(await kept.texts()) == ["one", "two"]
 
 
-async def test_rows_of_an_unknown_outcome_are_stored_once(kept: Kept) -> None:
+async def test_busy_attempt_causes_one_write_at_a_time(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it logs during a write waits for the next one, which is a second later."""
+    append, writes = kept.keeper._store.append, list[int]()
+
+    async def write(documents: Any) -> None:
+        writes.append(len(documents))
+        assert len(writes) < 5
+        await append(documents)
+        await kept.run(lambda: SHOP.info("during a write"))
+
+    monkeypatch.setattr(kept.keeper._store, "append", write)
+    await kept.run(lambda: SHOP.info("before"))
+    assert await kept.texts() == ["before"]
+    assert await kept.texts() == ["before", "during a write"]
+    assert writes == [1, 1]
+
+
+async def test_rows_of_an_unknown_outcome_are_stored_once(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reply to a write may be lost, so it is repeated."""
+    append = kept.keeper._store.append
+
+    async def lose_the_reply(documents: Any) -> None:
+        await append(documents)
+        raise StoreUnavailable("no response in time")
+
     await kept.run(lambda: SHOP.info("one"))
-    kept.keeper._take_group()
-    await kept.keeper._store.prepare()
-    await kept.keeper._store.append([row.document for row in kept.keeper._rows])
+    with monkeypatch.context() as outage:
+        outage.setattr(kept.keeper._store, "append", lose_the_reply)
+        assert not await kept.keeper.flush()
     assert await kept.texts() == ["one"]
 
 

@@ -155,10 +155,9 @@ def _name_attempt(line: KeptLine) -> str:
 
 
 async def _has_ended(catalog: TaskCatalog, task_id: str) -> bool:
-    """Return whether a task has ended, or has been deleted."""
+    """Return whether a task has ended, or has been deleted. Its document may be large, so only its mark is read."""
     mark = await catalog.change_mark(task_id)
-    status = None if mark is None else (await catalog.document(task_id) or {}).get("status")
-    return status is None or TaskStatus(status).closed
+    return mark is None or TaskStatus(mark["status"]).closed
 
 
 async def _explain_none(reader: LogReader, document: dict[str, Any], options: LineOptions) -> str:
