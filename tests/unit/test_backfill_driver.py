@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from flowkit.backfills import driver
 from flowkit.backfills.driver import Driver
 from flowkit.errors import TaskCancelled
 from flowkit.models import TaskStatus
+from flowkit.models.admission import Admission
 from flowkit.models.backfills import (
     BackfillOutcome,
     BackfillRun,
@@ -25,6 +27,7 @@ from flowkit.models.backfills import (
     Order,
     StoredBackfill,
 )
+from flowkit.products import PendingTask
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -35,6 +38,11 @@ if TYPE_CHECKING:
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
 
+def waiting() -> PendingTask:
+    """Return a request that waits for admission."""
+    return PendingTask(product="admission", state="queued", text="it waits", fields={}, started=False)
+
+
 class Tasks:
     """A client of tasks without servers. Each task runs until its event is set, or until its owner cancels it."""
 
@@ -42,6 +50,7 @@ class Tasks:
         self.owners: dict[str, Owner] = {}
         self.ends: dict[str, asyncio.Event] = {}
         self.cancelled: list[str] = []
+        self.requests: dict[str, PendingTask] = {}
         self.when_started = when_started
 
     async def deployment(self) -> str:
@@ -62,8 +71,20 @@ class Tasks:
             return None
         return TaskStatus.FINISHED if self.ends[task_id].is_set() else TaskStatus.RUNNING
 
-    async def find_pending(self, task_id: str) -> None:
-        """Nothing waits for admission."""
+    async def find_pending(self, task_id: str) -> PendingTask | None:
+        """Return a request for admission that waits."""
+        return self.requests.get(task_id)
+
+    async def submit_task(self, admission: Admission, *, task_id: str, **given: Any) -> None:
+        """Submit a task, during which something else may happen."""
+        if self.when_started is not None:
+            await self.when_started()
+        self.requests[task_id] = waiting()
+
+    async def cancel_task(self, task_id: str, *, reason: str) -> None:
+        """Cancel a request."""
+        self.cancelled.append(task_id)
+        self.requests[task_id] = replace(waiting(), error=TaskCancelled(task_id, reason))
 
     async def start_task(self, task_id: str, *, owner: Owner, **given: Any) -> bool:
         """Start a task."""
@@ -196,3 +217,23 @@ async def test_a_later_backfill_of_the_same_id_does_not_take_the_tasks_of_the_pu
     assert await store.remove(["b"]) == 1
     again, _ = await stored(1, created_at=START + timedelta(days=1))
     assert await outcome(tasks, again) == "1 skipped"
+
+
+async def test_a_request_for_admission_of_something_else_is_left_alone_and_an_own_one_found_again() -> None:
+    store, _ = await stored(2, admission=Admission(user_id="ada"), max_active=1)
+    tasks = Tasks()
+    tasks.requests["0"] = waiting()
+    first = asyncio.create_task(outcome(tasks, store))
+    await until(lambda: "1" in tasks.requests)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await store.cancel("b")
+    assert await outcome(tasks, store) == "1 cancelled, 1 skipped"
+    assert tasks.cancelled == ["1"]
+
+
+async def test_a_cancel_during_a_submission_leaves_no_request_queued() -> None:
+    store, _ = await stored(1, admission=Admission(user_id="ada"))
+    tasks = Tasks(lambda: store.cancel("b"))
+    assert await outcome(tasks, store) == "1 cancelled"
+    assert tasks.cancelled == ["0"]
