@@ -147,6 +147,17 @@ class BackfillStore:
         return None if row is None else _run(row)
 
     @translate_errors
+    async def note_submission(self, backfill_id: str, run: BackfillRun) -> None:
+        """Note that a backfill submits a task to the admission queue next."""
+        await self._rows.update_one({"_id": _row_id(backfill_id, run.at)}, {"$set": {"submitted": True}})
+
+    @translate_errors
+    async def is_submitted(self, backfill_id: str, run: BackfillRun) -> bool:
+        """Return whether a submission was noted, now or by an engine that was killed."""
+        wanted = {"_id": _row_id(backfill_id, run.at), "submitted": True}
+        return await self._rows.find_one(wanted, {"_id": 1}) is not None
+
+    @translate_errors
     async def end_run(self, backfill_id: str, run: BackfillRun, outcome: BackfillOutcome) -> None:
         """Write how a running nominal time has ended."""
         running = {
@@ -261,6 +272,7 @@ def _row(backfill_id: str, run: BackfillRun) -> Fields:
         "task_id": run.task_id,
         "status": run.status.value,
         "tries": run.tries,
+        "submitted": run.submitted,
         "started_at": run.started_at,
         **_NO_OUTCOME,
     }
@@ -274,6 +286,7 @@ def _run(row: Fields) -> BackfillRun:
         reason=row["reason"],
         code=row["code"],
         tries=row["tries"],
+        submitted=row["submitted"],
         started_at=_optional_utc(row["started_at"]),
         ended_at=_optional_utc(row["ended_at"]),
     )

@@ -191,6 +191,8 @@ BACKFILL_CALLS: dict[str, Callable[[BackfillStore], Awaitable[object]]] = {
     "runs": lambda backfills: backfills.runs("b", BackfillRunStatus.FAILED),
     "latest": lambda backfills: backfills.latest("b", 1),
     "claim": lambda backfills: backfills.claim(BACKFILL),
+    "note_submission": lambda backfills: backfills.note_submission("b", BACKFILL_RUN),
+    "is_submitted": lambda backfills: backfills.is_submitted("b", BACKFILL_RUN),
     "end_run": lambda backfills: backfills.end_run(
         "b", BACKFILL_RUN, BackfillOutcome(status=BackfillRunStatus.SUCCEEDED)
     ),

@@ -392,7 +392,10 @@ async def test_overlap_cancel_cancels_the_earlier_task_and_buffer_all_starts_eac
     await schedules.create(buffer, graph=GATED, every="1s", overlap="buffer-all")
     await started(schedules, cancel, 3)
     await schedules.pause(cancel)
-    [listed] = [each for each in await schedules.list_schedules() if each.name == buffer]
+    views = {each.name: each for each in await schedules.list_schedules()}
+    listed = views[buffer]
+    jittered = (await schedules.history([views[cancel]]))[cancel]
+    assert {(each.at.microsecond, each.status == "no_task") for each in jittered[:2]} == {(0, False)}
 
     async def statuses() -> dict[datetime, str]:
         history = await (await harness.coordinator.schedules()).history([listed])

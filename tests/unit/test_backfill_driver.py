@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.unit.event_loop import until
+from tests.unit.event_loop import let_other_tasks_run, until
 
 from flowkit.adapters.backfills import BackfillStore
 from flowkit.adapters.tasks.stored_graphs import pack_task
@@ -16,6 +17,7 @@ from flowkit.backfills import driver
 from flowkit.backfills.driver import Driver
 from flowkit.errors import TaskCancelled
 from flowkit.models import TaskStatus
+from flowkit.models.admission import Admission
 from flowkit.models.backfills import (
     BackfillOutcome,
     BackfillRun,
@@ -25,6 +27,7 @@ from flowkit.models.backfills import (
     Order,
     StoredBackfill,
 )
+from flowkit.products import PendingTask
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -35,6 +38,11 @@ if TYPE_CHECKING:
 START = datetime(2026, 11, 1, tzinfo=UTC)
 
 
+def waiting() -> PendingTask:
+    """Return a request that waits for admission."""
+    return PendingTask(product="admission", state="queued", text="it waits", fields={}, started=False)
+
+
 class Tasks:
     """A client of tasks without servers. Each task runs until its event is set, or until its owner cancels it."""
 
@@ -42,7 +50,8 @@ class Tasks:
         self.owners: dict[str, Owner] = {}
         self.ends: dict[str, asyncio.Event] = {}
         self.cancelled: list[str] = []
-        self._when_started = when_started
+        self.requests: dict[str, PendingTask] = {}
+        self.when_started = when_started
 
     async def deployment(self) -> str:
         """Return the id of the only database."""
@@ -62,14 +71,26 @@ class Tasks:
             return None
         return TaskStatus.FINISHED if self.ends[task_id].is_set() else TaskStatus.RUNNING
 
-    async def find_pending(self, task_id: str) -> None:
-        """Nothing waits for admission."""
+    async def find_pending(self, task_id: str) -> PendingTask | None:
+        """Return a request for admission that waits."""
+        return self.requests.get(task_id)
+
+    async def submit_task(self, admission: Admission, *, task_id: str, **given: Any) -> None:
+        """Submit a task, during which something else may happen."""
+        if self.when_started is not None:
+            await self.when_started()
+        self.requests[task_id] = waiting()
+
+    async def cancel_task(self, task_id: str, *, reason: str) -> None:
+        """Cancel a request."""
+        self.cancelled.append(task_id)
+        self.requests[task_id] = replace(waiting(), error=TaskCancelled(task_id, reason))
 
     async def start_task(self, task_id: str, *, owner: Owner, **given: Any) -> bool:
         """Start a task."""
         self.owners[task_id], self.ends[task_id] = owner, asyncio.Event()
-        if self._when_started is not None:
-            await self._when_started()
+        if self.when_started is not None:
+            await self.when_started()
         return True
 
     async def cancel_workflow(self, task_id: str, *, owner: Owner, reason: str) -> bool:
@@ -82,6 +103,11 @@ class Tasks:
     async def find_ended(self, task_ids: Collection[str]) -> list[str]:
         """Return those that have ended."""
         return [each for each in task_ids if self.ends[each].is_set()]
+
+    def end_all(self) -> None:
+        """Let all tasks finish that run."""
+        for each in self.ends.values():
+            each.set()
 
     async def result(self, task_id: str) -> None:
         """Raise the error of a task that was cancelled."""
@@ -170,9 +196,10 @@ async def test_a_row_that_another_engine_has_taken_counts_as_a_slot_and_is_await
     await until(lambda: len(tasks.owners) > 2)
     assert [*tasks.owners] == ["0", "1", "2"]
     assert (await store.counts("b")).text == "2 pending, 2 running, 1 succeeded"
-    for hour in range(1, 5):
-        await until(lambda hour=hour: str(hour) in tasks.ends)
-        tasks.ends[str(hour)].set()
+    while len(tasks.ends) < 5:
+        tasks.end_all()
+        await let_other_tasks_run()
+    tasks.end_all()
     assert await runs == "5 succeeded"
 
 
@@ -180,13 +207,33 @@ async def test_a_later_backfill_of_the_same_id_does_not_take_the_tasks_of_the_pu
     None
 ):
     store, _ = await stored(1)
-    tasks = Tasks(lambda: _end(tasks))
+    tasks = Tasks()
+
+    async def end_at_once() -> None:
+        tasks.end_all()
+
+    tasks.when_started = end_at_once
     assert await outcome(tasks, store) == "1 succeeded"
     assert await store.remove(["b"]) == 1
     again, _ = await stored(1, created_at=START + timedelta(days=1))
     assert await outcome(tasks, again) == "1 skipped"
 
 
-async def _end(tasks: Tasks) -> None:
-    for each in tasks.ends.values():
-        each.set()
+async def test_a_request_for_admission_of_something_else_is_left_alone_and_an_own_one_found_again() -> None:
+    store, _ = await stored(2, admission=Admission(user_id="ada"), max_active=1)
+    tasks = Tasks()
+    tasks.requests["0"] = waiting()
+    first = asyncio.create_task(outcome(tasks, store))
+    await until(lambda: "1" in tasks.requests)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    await store.cancel("b")
+    assert await outcome(tasks, store) == "1 cancelled, 1 skipped"
+    assert tasks.cancelled == ["1"]
+
+
+async def test_a_cancel_during_a_submission_leaves_no_request_queued() -> None:
+    store, _ = await stored(1, admission=Admission(user_id="ada"))
+    tasks = Tasks(lambda: store.cancel("b"))
+    assert await outcome(tasks, store) == "1 cancelled"
+    assert tasks.cancelled == ["0"]

@@ -199,13 +199,18 @@ async def read(coming: Sequence[datetime], past: Sequence[datetime] | Exception)
     async def find(name: str) -> Any:
         return Found(coming)
 
-    async def matching(name: str, start: datetime, end: datetime) -> list[datetime]:
+    async def matching(start: datetime, end: datetime) -> list[datetime]:
         if isinstance(past, Exception):
             raise past
         return [at for at in past if start <= at <= end]
 
+    async def past_of(
+        _: object, since: datetime, now: datetime, step: timedelta, count: int
+    ) -> Sequence[datetime]:
+        return await history.find_past(matching, since, now, step, count)
+
     tasks = NoTasks()
-    histories = history.Histories(cast("Any", None), cast("Any", tasks), find, matching)
+    histories = history.Histories(cast("Any", None), cast("Any", tasks), find, past_of)
     view = ScheduleView(name="s", times=ScheduleTimes(every=HOUR), paused=False)
     return await histories.read([view], 60), tasks
 

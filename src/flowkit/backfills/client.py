@@ -337,6 +337,8 @@ class Backfills:
     async def _cancel_run(self, backfill: StoredBackfill, run: BackfillRun, *, running: bool) -> None:
         """Request that the task of a nominal time stop: with `running`, or if it waits for admission."""
         if backfill.admission is not None:
+            if not run.submitted:  # Something else may have submitted a task with its id.
+                return
             pending = await self._tasks.find_pending(run.task_id)
             if pending is not None and not pending.decided:
                 await self._tasks.cancel_task(run.task_id, reason=_CANCEL_REASON)

@@ -276,21 +276,24 @@ class Driver:
         """Submit the task to the admission queue, as `_begin_task` starts it."""
         backfill, task_id = attempt.backfill, attempt.run.task_id
         assert backfill.admission is not None
-        if await self._tasks.find_pending(task_id) is None:
-            seen, _ = await self._look(attempt)
-            step = next_step(seen, Existing.NONE, 0)
-            if isinstance(step, BackfillOutcome):
-                return step
-            if (stopped := await self._stop_before(attempt)) is not None:
-                return stopped
-            task = await self._task(attempt)
-            await self._tasks.submit_task(
-                backfill.admission,
-                params=task["params"],
-                graph=task["graph"],
-                task_id=task_id,
-                nominal=attempt.nominal,
-            )
+        is_own = await self._store.is_submitted(backfill.backfill_id, attempt.run)
+        if is_own and await self._tasks.find_pending(task_id) is not None:
+            return None
+        seen, _ = await self._look(attempt)
+        step = next_step(seen, Existing.NONE, 0)
+        if isinstance(step, BackfillOutcome):
+            return step
+        if (stopped := await self._stop_before(attempt)) is not None:
+            return stopped
+        task = await self._task(attempt)
+        await self._store.note_submission(backfill.backfill_id, attempt.run)
+        await self._tasks.submit_task(
+            backfill.admission,
+            params=task["params"],
+            graph=task["graph"],
+            task_id=task_id,
+            nominal=attempt.nominal,
+        )
         return None
 
 

@@ -91,6 +91,8 @@ class BackfillRun:
     code: str | None = None
     tries: int = 0
     """How often `retry-failed` has started it again."""
+    submitted: bool = False
+    """Whether the backfill has submitted its task to the admission queue, or is about to."""
     started_at: datetime | None = None
     ended_at: datetime | None = None
 

@@ -8,6 +8,7 @@ import uuid
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -34,7 +35,7 @@ from flowkit.errors import ConfigError, GraphError, TaskCancelled, TaskFailed, U
 from flowkit.graph.scheduled import format_nominal
 from flowkit.models import temporal_names
 from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner
-from flowkit.schedules.history import REFUSED, Histories, NominalTime, task_id_of
+from flowkit.schedules.history import REFUSED, Histories, NominalTime, find_past, task_id_of
 from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition, ScheduleStep, plan_changes
 from flowkit.schedules.times import ScheduleOptions, ScheduleTimes, never_fires, spec_error, times_of
 from flowkit.schedules.views import ScheduledRun, ScheduleView
@@ -82,7 +83,7 @@ class Schedules:
         self._client = client
         self._tasks = tasks
         self._queue = queue
-        self._histories = Histories(client, tasks, self._find_own, self._matching)
+        self._histories = Histories(client, tasks, self._find_own, self._past)
 
     async def create(
         self,
@@ -214,6 +215,13 @@ class Schedules:
             yield name
         finally:
             await handle.delete()
+
+    async def _past(
+        self, description: ScheduleDescription, since: datetime, now: datetime, step: timedelta, count: int
+    ) -> list[datetime]:
+        """Return the latest nominal times of a schedule, as `find_past` does."""
+        async with self._without_jitter(description) as listed:
+            return await find_past(partial(self._matching, listed), since, now, step, count)
 
     async def _matching(self, name: str, start: datetime, end: datetime) -> list[datetime]:
         bounds = [Timestamp(), Timestamp()]

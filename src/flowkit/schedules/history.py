@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from temporalio.client import ScheduleActionExecutionStartWorkflow
@@ -32,6 +31,8 @@ Find = Callable[[str], Awaitable["ScheduleDescription | None"]]
 """Describes a schedule; None if there is none."""
 Matching = Callable[[datetime, datetime], Awaitable[Sequence[datetime]]]
 """Returns the nominal times between two times, the first `MOST_TIMES` of them."""
+Past = Callable[["ScheduleDescription", datetime, datetime, timedelta, int], Awaitable[Sequence[datetime]]]
+"""Returns the latest nominal times of a schedule."""
 
 MOST_TIMES = 1_000
 """Most nominal times that Temporal returns at once."""
@@ -191,12 +192,12 @@ class _Known:
 class Histories:
     """Reads histories. What Temporal says of a schedule is kept for a while, as long as the list shows no change."""
 
-    def __init__(self, client: Client, tasks: TaskClient, find: Find, matching: Callable[..., Any]) -> None:
-        """Read with these clients. `matching` takes the name of a schedule and two times."""
+    def __init__(self, client: Client, tasks: TaskClient, find: Find, find_past: Past) -> None:
+        """Read with these clients. `find_past` is the function of this name, for a schedule that was described."""
         self._client = client
         self._tasks = tasks
         self._find = find
-        self._matching = matching
+        self._find_past = find_past
         self._known: dict[tuple[str, int], _Known] = {}
 
     async def read(self, views: Sequence[ScheduleView], count: int) -> dict[str, tuple[NominalTime, ...]]:
@@ -230,7 +231,7 @@ class Histories:
         changed = info.last_updated_at or info.created_at
         step = _step(info.next_action_times)
         try:
-            times = await find_past(partial(self._matching, view.name), _FIRST, now, step, count)
+            times = await self._find_past(found, _FIRST, now, step, count)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
