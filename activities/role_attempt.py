@@ -32,7 +32,7 @@ from flowkit.adapters.tasks.attempts import TriedBefore
 from flowkit.attempt.failures import describe_raised, failure, from_error, lost, unexpected, without_values
 from flowkit.attempt.signals import AttemptSignal, first_batch_of, shard_started
 from flowkit.attempt.storage import AttemptStorage, complete_end, resolve
-from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
+from flowkit.attempt.supervision import AttemptFailed, WorkerContext, expect_losses, refuse_local, run_attempt
 from flowkit.core.instruments import ITEMS
 from flowkit.core.time import SystemClock
 from flowkit.core.user_code import contained, is_missing_variable, original
@@ -149,6 +149,7 @@ class RoleActivities:
 
     def activity_for(self, role: str) -> Callable[..., Awaitable[AttemptResult]]:
         """Return the activity that runs attempts of `role`."""
+        expect_losses(role)
 
         @activity.defn(name=role)
         async def run_role(attempt: AttemptInput) -> AttemptResult:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -64,6 +65,30 @@ def visible(text: str) -> str:
     They could move the cursor of a terminal, hide text or reverse it. JSON texts keep their meaning.
     """
     return _DECEPTIVE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def hide_named(name: object, value: Any) -> Any:
+    """Return a value without the texts that it holds under keys such as `password`. `name` is its own key."""
+    if SECRET_KEY.search(str(name)):
+        return hide_texts(value)
+    match value:
+        case Mapping():
+            return {key: hide_named(key, held) for key, held in value.items()}
+        case list() | tuple():
+            return [hide_named("", held) for held in value]
+    return value
+
+
+def hide_texts(held: Any) -> Any:
+    """Return a value with all its texts hidden. Numbers stay: they count tokens, for example."""
+    match held:
+        case Mapping():
+            return {key: hide_texts(each) for key, each in held.items()}
+        case list() | tuple():
+            return [hide_texts(each) for each in held]
+        case str() | bytes() if held:
+            return HIDDEN
+    return held
 
 
 def shown_address(address: str) -> str:

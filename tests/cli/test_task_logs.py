@@ -68,5 +68,6 @@ async def test_command_says_why_there_are_no_lines(harness: Harness, program: Pr
     assert "its handlers have logged none of level error or above" in await errors(
         "--task", task_id, "--level", "error"
     )
+    assert "in attempt 9: its last attempt is 1" in await errors("a", "--task", task_id, "--attempt", "9")
     assert "has no node 'b'" in await errors("b", "--task", task_id)
     assert "no-such-task" in await errors("--task", "no-such-task")

@@ -13,6 +13,7 @@ from temporalio.client import ScheduleActionStartWorkflow, ScheduleUpdate
 from flowkit import limits
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.cli.options import Where
+from flowkit.cli.retention import purging
 from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
 from flowkit.client import TaskClient
 from flowkit.errors import ConfigError, GraphError
@@ -132,6 +133,8 @@ async def test_a_stored_graph_belongs_to_the_schedule_and_each_task_has_a_copy(
     assert await purge_all(harness) == 0
     await schedules.update(name, params={"at": "x"})
     assert await harness.db.stored_graphs.count_documents({"schedule_id": name}) == 2
+    assert await purge_all(harness) == 0
+    monkeypatch.setattr(purging, "SETTLES", timedelta(0))
     assert await purge_all(harness) == 1
     await schedules.delete(name)
     assert await purge_all(harness) == 2
@@ -321,8 +324,16 @@ async def test_purge_keeps_the_graph_of_a_deleted_schedule_while_a_task_waits_fo
 
 async def test_apply_changes_nothing_if_one_of_the_schedules_is_invalid(harness: Harness) -> None:
     good, bad, schedules = new_name(), new_name(), await harness.coordinator.schedules()
-    with pytest.raises(ConfigError, match="cron is '99 2"):
+    with pytest.raises(ConfigError, match="cron is '99 2") as caught:
         await schedules.apply({good: definition(), bad: definition(cron="99 2 * * *")})
+    assert caught.value.__notes__ == [f"this is schedule {bad!r}"]
+    with pytest.raises(GraphError, match="'at' is a required property") as refused:
+        await schedules.apply({good: definition(), bad: definition(params={})})
+    assert refused.value.__notes__ == [f"this is schedule {bad!r}"]
+    with pytest.raises(
+        ConfigError, match="name is .* the name of a schedule: a string of 1 to 179 characters"
+    ):
+        await schedules.plan({good: definition(), "x" * 180: definition()})
     with pytest.raises(ConfigError, match=f"there is no schedule {good!r}"):
         await schedules.show(good)
 

@@ -20,6 +20,8 @@ OF_PROCESSES = {
     "ALERTS": {"alertname", "alertstate", "severity"},
     "temporal_workflow_task_schedule_to_start_latency_seconds_bucket": {"task_queue", "le"},
     "temporal_workflow_task_execution_latency_seconds_bucket": {"task_queue", "le"},
+    "temporal_request_failure_total": {"operation", "status_code"},
+    "temporal_long_request_failure_total": {"operation", "status_code"},
 }
 
 

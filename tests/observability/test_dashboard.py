@@ -93,7 +93,7 @@ def test_expression_names_only_metrics_that_exist_with_labels_that_they_have(
     names, labels = names_and_labels(expression)
     assert names, origin
     known = [labels_of(name) for name in names]
-    assert labels <= set(itertools.chain({"job", "instance"}, *known)), origin
+    assert labels <= set(itertools.chain({"job", "instance", "process"}, *known)), origin
 
 
 def test_reader_of_expressions_finds_names_and_labels() -> None:

@@ -75,6 +75,8 @@ async def test_prometheus_reads_a_deployment_and_an_alert_fires_when_a_worker_is
         assert alert["annotations"]["summary"].startswith("flowkit-worker at 127.0.0.1:")
 
         task = await harness.create(node("n", ROLE))
+        await until(lambda: "FlowKitNoWorkerForRole" in prometheus.firing())
+        assert prometheus.firing()["FlowKitNoWorkerForRole"]["labels"]["role"] == ROLE
         start("flowkit-worker", *WORKER)
         assert (await harness.result(task)).status == "finished"
         await until(lambda: not prometheus.firing())
@@ -84,6 +86,8 @@ async def look_at_a_task(harness: Harness, prometheus: Prometheus) -> None:
     """Run a task, and find it in the panels; Prometheus can evaluate all of them."""
     task = await harness.create(node("n", ROLE), node("m", ROLE, "n"))
     assert (await harness.result(task)).status == "finished"
+    ended = 'sum by (status) (flowkit_nodes_closed_total{role="quick"})'
+    await until(lambda: prometheus.values(ended) == [({"status": "finished"}, 2.0)])
     for panel in GRAPHS.values():
         for expression in expressions(panel):
             await asyncio.to_thread(prometheus.values, expression)

@@ -12,6 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from flowkit import products
+from flowkit.attempt.background import Health, LoopHealth
 from flowkit.cli.health import health_endpoint, health_values, measure
 from flowkit.cli.options import HealthOptions
 from flowkit.core import instruments
@@ -56,6 +57,22 @@ def test_metrics_have_the_process_its_health_and_its_instruments() -> None:
     assert found[("flowkit_healthy",)] == found["flowkit_loop_running", "a loop"] == 1
     assert found[("flowkit_tasks_opened_total",)] == 1
     assert found[("process_cpu_seconds_total",)] > 0
+
+
+def test_loops_of_one_name_are_one_series_with_the_worst_of_them() -> None:
+    well = LoopHealth(name="a loop", running=True, last_ok_at=30.0)
+    failing = LoopHealth(name="a loop", running=True, last_ok_at=10.0, last_error_at=20.0)
+    ended = LoopHealth(name="ended", running=False)
+    idle = LoopHealth(name="ended", running=True)
+    health = Health(running=True, loops=(well, failing, well, ended, idle))
+    text = MeasuredProcess.start("engine", "shop").render(health_values(health))
+    loops = [line for line in text.decode().splitlines() if line.startswith("flowkit_loop_")]
+    assert sorted(loops) == [
+        'flowkit_loop_last_error_timestamp_seconds{loop="a loop"} 20.0',
+        'flowkit_loop_last_success_timestamp_seconds{loop="a loop"} 10.0',
+        'flowkit_loop_running{loop="a loop"} 1.0',
+        'flowkit_loop_running{loop="ended"} 0.0',
+    ]
 
 
 class Gate:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import gc
 import logging
 import logging.config
+import os
 import pickle
+import signal
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import bson
 import pytest
 
+from flowkit.adapters.tasks.queries import TaskQueries
+from flowkit.cli.tasks.lines import _has_ended
+from flowkit.client import TaskCatalog
 from flowkit.config import WorkerConfig
 from flowkit.core import handler_lines
 from flowkit.core.handler_lines import CaptureHandler, begin_attempt, end_attempt
@@ -217,6 +226,43 @@ async def test_configuration_of_the_user_does_not_end_the_capture(kept: Kept) ->
     assert await kept.texts() == ["after it"]
 
 
+async def test_logger_of_the_context_survives_every_configuration(kept: Kept) -> None:
+    """A configuration disables all loggers that it does not name, if it does not say otherwise."""
+    ours = logging.getLogger("flowkit")
+    before = {each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)}
+    handlers, was_disabled = ours.handlers[:], {each for each in before if each.disabled}
+
+    def configure() -> None:
+        logger = handler_lines.HandlerLogger()
+        separate = {"propagate": False, "handlers": []}
+        logging.config.dictConfig(
+            {"version": 1, "root": {"level": "ERROR"}, "loggers": {"flowkit": separate}}
+        )
+        logger.info("after it")
+
+    try:
+        await kept.run(configure)
+    finally:
+        ours.propagate, ours.handlers[:] = True, handlers
+        for each in before - was_disabled:
+            each.disabled = False
+    assert await kept.texts() == ["after it"]
+
+
+async def test_warnings_of_a_program_without_handlers_are_printed_as_before(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    own = [each for each in root.handlers if isinstance(each, CaptureHandler)]
+    monkeypatch.setattr(root, "handlers", own)
+    SHOP.warning("printed")
+    SHOP.info("not printed")
+    with_handler = logging.getLogger("shop.quiet")
+    with_handler.addHandler(logging.NullHandler())
+    with_handler.warning("taken by its handler")
+    assert capsys.readouterr().err == "printed\n"
+
+
 async def test_broken_records_are_lines_too(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def __str__(self) -> str:
@@ -240,6 +286,122 @@ async def test_broken_records_are_lines_too(kept: Kept, monkeypatch: pytest.Monk
     assert texts[0] == "%d items  (its arguments do not fit)"
     assert texts[1] == "a line whose text cannot be made"
     assert texts[-1].startswith("outer\nTraceback")
+
+
+async def test_text_that_logs_itself_ends(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Talkative:
+        def __str__(self) -> str:
+            SHOP.info(self)
+            return "its text"
+
+    root = logging.getLogger()
+    own = [each for each in root.handlers if isinstance(each, CaptureHandler)]
+    monkeypatch.setattr(root, "handlers", own)
+    await kept.run(lambda: SHOP.info(Talkative()))
+    texts = await kept.texts()
+    assert texts == ["a line that the text of another line has logged", *["its text"] * 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "level"),
+    [
+        ({"levelno": 10**30}, "CRITICAL"),
+        ({"created": float("nan")}, "INFO"),
+        ({"created": 1e30}, "INFO"),
+        ({"created": -1e30}, "INFO"),
+        ({"name": "x" * 1_000}, "INFO"),
+        ({"msg": "\x00cut\x00and more"}, "INFO"),
+    ],
+    ids=["level", "no time", "late", "early", "name", "mark"],
+)
+async def test_strange_records_do_not_cost_the_lines_of_others(
+    kept: Kept, given: dict[str, Any], level: str
+) -> None:
+    record = logging.makeLogRecord({"name": "shop", "levelno": logging.INFO, "msg": "strange", **given})
+
+    def body() -> None:
+        SHOP.info("before")
+        logging.getLogger().handle(record)
+
+    await kept.run(body)
+    assert await kept.texts() == ["before", given.get("msg", "strange")]
+    lines = await read(kept.db, attempt().task_id)
+    assert (lines[-1].level, len(lines[-1].logger) <= 200) == (level, True)
+    bson.encode(await kept.db.attempt_logs.find_one({}))
+
+
+async def test_records_without_a_text_name_fail_no_attempt(kept: Kept) -> None:
+    await kept.run(lambda: logging.getLogger().handle(logging.makeLogRecord({"name": None, "levelno": 20})))
+    await kept.run(lambda: SHOP.info("after it"))
+    assert await kept.texts() == ["after it"]
+
+
+async def test_fields_of_the_user_stay_and_their_nested_secrets_are_hidden(kept: Kept) -> None:
+    """Some have the names of fields that name the attempt."""
+    settings = {"db": {"password": "hunter2", "port": 1}, "hosts": [{"api_key": "k-1"}]}
+    given = {"role": "admin", "task_id": "other", "settings": settings, "prompt_tokens": 512}
+    await kept.run(lambda: SHOP.info("signed in", extra=given))
+    (text,) = await kept.texts()
+    assert 'role="admin"' in text
+    assert 'task_id="other"' in text
+    assert "prompt_tokens=512" in text
+    assert "hunter2" not in text
+    assert "k-1" not in text
+    assert "run_id" not in text
+
+
+async def test_finalizer_may_log_while_a_line_is_added(kept: Kept) -> None:
+    """Python collects garbage at any time, also while the keeper holds its lock."""
+
+    class Connection:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            SHOP.info("unclosed")
+
+    def body() -> None:
+        threshold = gc.get_threshold()
+        gc.set_threshold(1)
+        try:
+            for _ in range(300):
+                Connection()
+                SHOP.info("line")
+        finally:
+            gc.set_threshold(*threshold)
+            gc.collect()
+
+    def run_on_a_thread() -> None:
+        thread = threading.Thread(target=contextvars.copy_context().run, args=(body,), daemon=True)
+        thread.start()
+        thread.join(30)
+        assert not thread.is_alive()
+
+    await kept.run(run_on_a_thread)
+    texts = await kept.texts()
+    assert (texts.count("line"), texts.count("unclosed")) == (300, 300)
+
+
+async def test_process_that_a_handler_forks_logs_without_its_locks(kept: Kept) -> None:
+    """Another thread may hold one at the moment of the fork."""
+
+    def body() -> None:
+        SHOP.info("before")
+        logger = handler_lines.HandlerLogger()
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(kept.keeper._lock.acquire).result()
+            child = os.fork()
+            if not child:
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                signal.alarm(20)
+                SHOP.info("of the child")
+                logger.info("of the child, too")
+                os._exit(0)
+            thread.submit(kept.keeper._lock.release).result()
+        assert os.waitpid(child, 0)[1] == 0
+
+    await kept.run(body)
+    assert await kept.texts() == ["before"]
 
 
 async def test_captured_warnings_are_lines(kept: Kept) -> None:
@@ -286,6 +448,28 @@ async def test_lines_that_were_left_out_are_counted_where_they_are_missing(kept:
     assert (warning.text, warning.left_out) == ("last", gap.left_out)
 
 
+async def test_long_lines_of_the_same_moment_keep_their_order(kept: Kept) -> None:
+    """They need many documents, whose ids decide about their order."""
+
+    def body() -> None:
+        for number in range(60):
+            record = {
+                "name": "shop",
+                "levelno": logging.INFO,
+                "msg": f"{number} " + "x" * 15_000,
+                "created": 1e9,
+            }
+            logging.getLogger().handle(logging.makeLogRecord(record))
+
+    await kept.run(body)
+    texts = await kept.texts()
+    assert [int(each.split()[0]) for each in texts] == [*range(60)]
+    lines = await read(kept.db, attempt().task_id)
+    assert not [each for each in lines if each.left_out]
+    places = [each.place for each in lines]
+    assert places == sorted(places)
+
+
 async def test_pages_of_an_attempt_meet_each_other(kept: Kept) -> None:
     def body() -> None:
         for number in range(25):
@@ -329,6 +513,16 @@ async def test_who_follows_a_task_gets_each_line_once(kept: Kept) -> None:
     assert await now() == []
 
 
+async def test_who_follows_a_task_does_not_read_its_document_each_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    db = memory_database()
+    await db.tasks.insert_many([{"id": "t-1", "status": "running"}, {"id": "t-2", "status": "finished"}])
+    monkeypatch.delattr(TaskQueries, "document")
+    ended = [await _has_ended(TaskCatalog(db), task_id) for task_id in ("t-1", "t-2", "t-3")]
+    assert ended == [False, True, True]
+
+
 async def test_lines_are_written_while_their_attempt_runs() -> None:
     """So a killed process loses those of the last pause only."""
     db = memory_database()
@@ -353,15 +547,40 @@ async def test_outage_of_mongodb_keeps_lines_waiting(kept: Kept, monkeypatch: py
         await kept.run(lambda: SHOP.info("two"), node_id="b")
         assert not await kept.keeper.flush()
     assert kept.keeper.health.last_error == "no server responds"
-    assert await kept.texts() == ["one", "two"]
+    assert sorted(await kept.texts()) == ["one", "two"]
 
 
-async def test_rows_of_an_unknown_outcome_are_stored_once(kept: Kept) -> None:
+async def test_busy_attempt_causes_one_write_at_a_time(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it logs during a write waits for the next one, which is a second later."""
+    append, writes = kept.keeper._store.append, list[int]()
+
+    async def write(documents: Any) -> None:
+        writes.append(len(documents))
+        assert len(writes) < 5
+        await append(documents)
+        await kept.run(lambda: SHOP.info("during a write"))
+
+    monkeypatch.setattr(kept.keeper._store, "append", write)
+    await kept.run(lambda: SHOP.info("before"))
+    assert await kept.texts() == ["before"]
+    assert await kept.texts() == ["before", "during a write"]
+    assert writes == [1, 1]
+
+
+async def test_rows_of_an_unknown_outcome_are_stored_once(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The reply to a write may be lost, so it is repeated."""
+    append = kept.keeper._store.append
+
+    async def lose_the_reply(documents: Any) -> None:
+        await append(documents)
+        raise StoreUnavailable("no response in time")
+
     await kept.run(lambda: SHOP.info("one"))
-    kept.keeper._take_group()
-    await kept.keeper._store.prepare()
-    await kept.keeper._store.append([row.document for row in kept.keeper._rows])
+    with monkeypatch.context() as outage:
+        outage.setattr(kept.keeper._store, "append", lose_the_reply)
+        assert not await kept.keeper.flush()
     assert await kept.texts() == ["one"]
 
 
@@ -417,3 +636,24 @@ def test_very_many_lines_of_a_process_are_bounded() -> None:
     assert kept_lines[0].text == "line 0"
     assert kept_lines[-1].text == "line 19999"
     assert f"{20_001 - len(kept_lines):,} lines left out" in note
+
+
+@pytest.mark.parametrize(
+    ("handler_level", "level"),
+    [(None, logging.INFO), (logging.WARNING, logging.INFO), (logging.NOTSET, logging.WARNING)],
+    ids=[
+        "logging is not configured",
+        "handlers have levels",
+        "handlers print what the root logger lets through",
+    ],
+)
+def test_capture_lowers_the_level_of_the_root_logger_only_where_nothing_else_changes(
+    handler_level: int | None, level: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = logging.NullHandler(handler_level or logging.NOTSET)
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", [] if handler_level is None else [handler])
+    root.setLevel(logging.WARNING)
+    handler_lines.start_capture(logging.INFO, prints=False)
+    handler_lines.stop_capture(prints=False)
+    assert root.level == level

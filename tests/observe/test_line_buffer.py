@@ -61,7 +61,7 @@ def make(room: WaitingBytes | None = None) -> LineBuffer:
         "w-1",
         level=logging.INFO,
         prints=False,
-        lock=threading.Lock(),
+        lock=threading.RLock(),
         room=room or WaitingBytes(),
         changed=lambda buffer: None,
     )

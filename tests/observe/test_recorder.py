@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import tracemalloc
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,6 +14,7 @@ from flowkit.observe.recorder import MAX_COMBINATIONS, MAX_LABEL_CHARS, MAX_VALU
 
 SENT = Counter(name="sent_total", text="What was sent.", labels=("role", "kind"))
 TIME = Histogram(name="time_seconds", text="How long it took.", labels=("role",), buckets=(0.1, 1))
+OLDEST = Gauge(name="oldest_seconds", text="How old the oldest is.", labels=("role",), is_maximum=True)
 OPEN = Gauge(name="open_things", text="What is open.", labels=("role",))
 
 
@@ -58,6 +60,12 @@ def test_labels_beyond_the_bounds_count_as_other() -> None:
     assert found["sent_total", "x", OTHER] == found["open_things", OTHER] == 50
 
 
+def test_ages_beyond_the_bound_are_not_added_up() -> None:
+    recorder = MetricsRecorder()
+    recorder.set(OLDEST, {(f"r{number}",): 600 for number in range(MAX_VALUES + 50)})
+    assert values(recorder)["oldest_seconds", OTHER] == 600
+
+
 def test_combinations_beyond_the_bound_count_as_other() -> None:
     recorder = MetricsRecorder()
     for number in range(MAX_COMBINATIONS * 5):
@@ -73,6 +81,17 @@ def test_hostile_values_of_labels_stay_values(hostile: str) -> None:
     recorder.add(SENT, 1, (hostile, "x"))
     shown = hostile[:MAX_LABEL_CHARS].replace("\ud800", "?")
     assert values(recorder) == {("sent_total", "x", shown): 1}
+
+
+def test_long_values_of_labels_use_no_memory() -> None:
+    recorder = MetricsRecorder()
+    tracemalloc.start()
+    try:
+        for number in range(100):
+            recorder.add(SENT, 1, (f"{number}{'x' * 100_000}", "x"))
+        assert tracemalloc.get_traced_memory()[0] < 1_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_threads_lose_no_count() -> None:

@@ -20,9 +20,11 @@ BRIDGE = BridgeHealth(
 GOOD = Health(running=True, loops=(LoopHealth(name="a loop", running=True),), bridge=BRIDGE)
 
 
-def respond(port: int, method: str = "GET", path: str = "/") -> tuple[int, bytes]:
+def respond(
+    port: int, method: str = "GET", path: str = "/", host: str = DEFAULT_HEALTH_HOST
+) -> tuple[int, bytes]:
     """Return status and body of one request."""
-    connection = http.client.HTTPConnection(DEFAULT_HEALTH_HOST, port, timeout=10)
+    connection = http.client.HTTPConnection(host, port, timeout=10)
     try:
         connection.request(method, path)
         response = connection.getresponse()
@@ -39,6 +41,12 @@ def test_healthy_process_returns_200_and_its_health_at_every_path(path: str) -> 
     found = json.loads(body)
     assert (status, found["ok"], found["running"]) == (200, True, True)
     assert [role["waits_for"] for role in found["bridge"]["roles"]] == ["Kafka", None]
+
+
+def test_health_port_may_listen_on_an_address_of_ipv6() -> None:
+    port = free_port()
+    with health_endpoint(HealthOptions(host="::1", port=port), lambda: GOOD):
+        assert respond(port, host="::1")[0] == 200
 
 
 def test_unhealthy_process_returns_503_with_the_reason() -> None:

@@ -411,6 +411,17 @@ def test_one_setting_chooses_json(attempt_context: None, monkeypatch: pytest.Mon
     }
 
 
+def test_fields_of_the_user_do_not_replace_those_of_the_attempt(
+    attempt_context: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLOWKIT_LOG_FORMAT", "json")
+    record = logging.makeLogRecord({"msg": "done", "node_id": "other", "login": {"password": "hunter2"}})
+    line = json.loads(log.process_formatter("%(message)s").format(record))
+    assert line["node_id"] != "other"
+    assert line["field_node_id"] == "other"
+    assert line["login"] == {"password": "(hidden)"}
+
+
 def test_unknown_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLOWKIT_LOG_FORMAT", "xml")
     with pytest.raises(ConfigError, match="FLOWKIT_LOG_FORMAT is 'xml'; it must be text or json"):

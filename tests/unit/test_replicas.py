@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -146,8 +147,27 @@ def test_parent_waits_for_the_metrics_of_a_process_only_for_some_time(
     texts = iter((b"late", b"new"))
     with replicas.scraped(replicas.ReplicaReports(scrapes=theirs), lambda: next(texts)):
         assert scrape.read() == b"new"
-    theirs.close()
+    ours.close()
     assert scrape.read() is None
+
+
+def test_readers_wait_for_their_turn_no_longer_than_for_the_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, _ = multiprocessing.Pipe()
+    scrape = replicas._Scrape(ours)
+    monkeypatch.setattr(replicas, "_SCRAPE_TIMEOUT_SEC", 0.01)
+    with scrape.lock:
+        assert scrape.read() is None
+
+
+async def test_suspended_processes_delay_the_metrics_of_the_others_together(command: Command) -> None:
+    suspended = [await command.pid(number) for number in (1, 2)]
+    for pid in suspended:
+        os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    assert respond(command.port, path="/metrics") == (200, b'things{process="3"} 1\n')
+    assert time.monotonic() - began < 2 * replicas._SCRAPE_TIMEOUT_SEC
+    for pid in suspended:
+        os.kill(pid, signal.SIGCONT)
 
 
 async def test_processes_stop_when_the_command_is_killed(command: Command) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
@@ -166,3 +167,66 @@ async def test_a_description_that_the_server_loses_is_asked_for_again() -> None:
     assert cast("str", await client.look(cast("ScheduleHandle", Handle()))) == "found"
     assert len(limits) == 2
     assert None not in limits
+
+
+class Found:
+    """A schedule of weekdays as Temporal describes it on a Sunday, changed the day before."""
+
+    raw_description = SimpleNamespace(info=SimpleNamespace(buffer_size=0))
+
+    def __init__(self, coming: Sequence[datetime]) -> None:
+        changed = datetime.now(UTC) - timedelta(days=1)
+        self.info = SimpleNamespace(
+            next_action_times=coming, created_at=changed, last_updated_at=None, recent_actions=[]
+        )
+
+
+class NoTasks:
+    """MongoDB without tasks. It keeps what it is asked for."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, tuple[datetime, datetime]] = {}
+
+    async def timed_tasks(self, spans: Any, most: int) -> dict[str, list[TimedTask]]:
+        """Return no tasks."""
+        self.spans = spans
+        return {name: [] for name in spans}
+
+
+async def read(coming: Sequence[datetime], past: Sequence[datetime] | Exception) -> tuple[Any, NoTasks]:
+    """Read the history of a schedule that has these times."""
+
+    async def find(name: str) -> Any:
+        return Found(coming)
+
+    async def matching(start: datetime, end: datetime) -> list[datetime]:
+        if isinstance(past, Exception):
+            raise past
+        return [at for at in past if start <= at <= end]
+
+    async def latest(found: Any, *span: Any) -> list[datetime]:
+        return await find_past(matching, *span)
+
+    tasks = NoTasks()
+    histories = history.Histories(cast("Any", None), cast("Any", tasks), find, latest)
+    view = ScheduleView(name="s", times=ScheduleTimes(every=HOUR), paused=False)
+    return await histories.read([view], 60), tasks
+
+
+async def test_tasks_are_found_that_are_older_than_the_last_change_and_a_pause_between_times() -> None:
+    now = datetime.now(UTC)
+    friday = [now - timedelta(days=2, minutes=minute) for minute in range(60, 0, -1)]
+    found, tasks = await read([now + HOUR, now + HOUR + timedelta(minutes=1)], friday)
+    assert found == {"s": ()}
+    assert tasks.spans["s"][0] == friday[0]
+
+
+async def test_times_that_are_centuries_apart_have_a_history() -> None:
+    now = datetime.now(UTC)
+    _, tasks = await read([now, now + timedelta(days=365 * 40)], [])
+    assert tasks.spans["s"][0] == datetime(1970, 1, 1, tzinfo=UTC)
+
+
+async def test_a_schedule_that_is_deleted_while_it_is_read_is_absent() -> None:
+    found, _ = await read([], RPCError("schedule not found", RPCStatusCode.NOT_FOUND, b""))
+    assert found == {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from temporalio.client import ScheduleActionStartWorkflow, ScheduleCalendarSpec, ScheduleSpec
 
+from flowkit.cli.errors import describe_error
 from flowkit.cli.schedules.operations import read_definitions
 from flowkit.errors import ConfigError, GraphError
 from flowkit.schedules import ScheduleDefinition, ScheduleTimes
@@ -119,4 +120,4 @@ def test_an_invalid_schedule_of_a_file_is_named(given: dict[str, Any], tmp_path:
     file.write_text(json.dumps({"schedules": {"nightly": given}}))
     with pytest.raises((ConfigError, GraphError)) as caught:
         read_definitions(str(file))
-    assert caught.value.__notes__[-1] == "this is schedule 'nightly' of the file"
+    assert describe_error(caught.value).lines[-1].endswith("this is schedule 'nightly'")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +57,24 @@ def test_params_of_a_schedule_contain_the_nominal_time(
 
 
 @pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        ("2026-03-28T23:00:00Z", "2026-03-28"),
+        ("2026-03-29T22:00:00Z", "2026-03-29"),
+        ("2026-10-25T22:45:00Z", "2026-10-24"),
+        ("2026-10-25T23:00:00Z", "2026-10-25"),
+        ("2027-01-01T02:00:00Z", "2026-12-31"),
+    ],
+    ids=["midnight before spring", "midnight after spring", "end of autumn", "midnight after autumn", "year"],
+)
+def test_the_documented_day_before_is_right_around_a_change_of_the_clocks(at: str, expected: str) -> None:
+    page = (Path(__file__).parents[2] / "docs/howto/schedules.md").read_text()
+    found = re.search(r"the day before: `([^`]+)`", page)
+    assert found
+    assert evaluate_params({"day": cel(found[1])}, at) == {"day": expected}
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("task.started_at", "params.x: task has no field 'started_at'; use task.scheduled_at"),
@@ -75,6 +95,9 @@ def test_params_of_a_schedule_contain_the_nominal_time(
         ('date(5, "UTC")', "found no matching overload for 'date' applied to '(int, string)'; write date("),
         ('date("2026-11-26", "UTC")', "date('2026-11-26', …): write the time as in 2026-11-26T02:00:00Z"),
         ('date(null, "UTC")', "the time is null, such as that of a task without a schedule"),
+        ('date("0001-01-01T00:00:00Z", "America/New_York")', "the day is not in the years 1 to 9999"),
+        ('date(timestamp("9999-12-31T23:00:00Z"), "Asia/Tokyo")', "the day is not in the years 1 to 9999"),
+        ('date(task.scheduled_at, "localtime")', "time zone 'localtime' is unknown"),
         (
             'date(task.scheduled_at, "../" + "x")',
             "time zone '../x' is unknown; use a name of the IANA database",

@@ -173,6 +173,14 @@ def count_begin(attempt: AttemptInput) -> None:
         SHARDS_STARTED.add(attempt.role)
 
 
+def expect_losses(role: str) -> None:
+    """Let the count of lost attempts of a role begin at 0, so that Prometheus sees the first one as an increase.
+
+    A worker that each attempt kills counts one loss in each of its lives.
+    """
+    ATTEMPTS_ENDED.add(role, FailureKind.LOSS.outcome, reason_codes.LEASE_LOST, amount=0)
+
+
 def which_try(attempt: AttemptInput) -> str:
     """Return whether an attempt is the first one of its node, a retry, or the first one after a reset of the node.
 

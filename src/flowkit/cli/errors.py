@@ -111,9 +111,9 @@ class ErrorReport:
 
     @property
     def lines(self) -> list[str]:
-        """One line for each problem, with its excerpt."""
+        """One line for each problem, with its excerpt, and what is to be said of all of them."""
         if self.problems or not self.message:
-            return self.problems
+            return [*self.problems, *filter(None, [self.remedy])]
         return [(f"{self.message}; {self.remedy}" if self.remedy else self.message) + self.excerpt]
 
 

@@ -13,6 +13,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -95,12 +96,13 @@ def run_processes(count: int, run: Callable[[HealthOptions, int], None], reports
         return _Replicas(run, files, metrics, reports.sdk_metrics).run(reports)
 
 
-_SCRAPE_TIMEOUT_SEC = 5.0
+_SCRAPE_TIMEOUT_SEC = 3.0
+"""How long the metrics of all processes may take. Prometheus waits for 5 seconds if it reads that often."""
 
 
 @dataclass(slots=True)
 class _Scrape:
-    """Reads the metrics of one process, for one thread at a time."""
+    """Reads the metrics of one process, for one thread at a time. The others wait for their turn, but no longer."""
 
     connection: Connection
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -108,15 +110,24 @@ class _Scrape:
 
     def read(self) -> bytes | None:
         """Return the metrics; None if the process has not sent them in time, or has ended."""
-        with self.lock, suppress(EOFError, OSError):
-            self.number += 1
-            self.connection.send(self.number)
-            latest = time.monotonic() + _SCRAPE_TIMEOUT_SEC
-            while self.connection.poll(max(0.0, latest - time.monotonic())):
-                number, text = self.connection.recv()
-                if number == self.number:  # else of an earlier request that took too long
-                    found: bytes = text
-                    return found
+        latest = time.monotonic() + _SCRAPE_TIMEOUT_SEC
+        if not self.lock.acquire(timeout=_SCRAPE_TIMEOUT_SEC):
+            return None
+        try:
+            return self._read(latest)
+        except (EOFError, OSError):
+            return None
+        finally:
+            self.lock.release()
+
+    def _read(self, latest: float) -> bytes | None:
+        self.number += 1
+        self.connection.send(self.number)
+        while self.connection.poll(max(0.0, latest - time.monotonic())):
+            number, text = self.connection.recv()
+            if number == self.number:  # else of an earlier request that took too long
+                found: bytes = text
+                return found
         return None
 
 
@@ -176,10 +187,11 @@ class _Replicas:
         return code
 
     def _render(self) -> bytes:
-        """Return the metrics of all processes that send them."""
+        """Return the metrics of all processes that send them. Ask all at once, so that some may be suspended."""
         assert self._metrics is not None
-        found = {str(number): scrape.read() for number, scrape in enumerate(self._scrapes, 1)}
-        return self._metrics.join({number: text for number, text in found.items() if text is not None})
+        with ThreadPoolExecutor(len(self._scrapes)) as threads:
+            found = enumerate(threads.map(_Scrape.read, self._scrapes), 1)
+            return self._metrics.join({str(number): text for number, text in found if text is not None})
 
     def _health(self) -> ReplicasHealth:
         return ReplicasHealth(

@@ -7,6 +7,7 @@ A handler on Python's root logger passes on each record that is made in such a c
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -17,8 +18,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from flowkit.core.log import FieldLogger, bind_context, bound_fields, format_fields, log_context, own_fields
+from flowkit.core.log import (
+    ROOT,
+    FieldLogger,
+    bind_context,
+    bound_fields,
+    format_fields,
+    log_context,
+    own_fields,
+)
 from flowkit.core.user_code import contained
+from flowkit.text import truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -38,6 +48,11 @@ _OUR_FOLDER: Final = str(Path(__file__).parents[1])
 _COLLECTED_CHARS: Final = 1 << 19
 """Characters of the first lines of a batch in a process of its own, and of its last ones."""
 _LINE_CHARS: Final = 100
+_NAME_CHARS: Final = 200
+"""Longest name of a logger; a longer one loses its end."""
+_MAX_LEVEL: Final = 1_000
+_NESTED: Final = 3
+"""A text may log itself, when `str` is called for it. So many texts are made for each other, and no more."""
 _PRINTED_CHARS: Final = 1 << 16
 """A printed line without an end becomes a line of its own at this length."""
 
@@ -202,6 +217,7 @@ class HandlerLogger(FieldLogger):
     def _emit(self, level: int, text: str, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
         fields["stacklevel"] = fields.get("stacklevel", 1) + 1
         given = {**self._fields, **bound_fields(), **fields}
+        restore_capture()
         if self._lines is None or _lines.get() is self._lines:
             super()._emit(level, text, args, given)
             return
@@ -210,15 +226,50 @@ class HandlerLogger(FieldLogger):
 
 
 class CaptureHandler(logging.Handler):
-    """Passes the records of attempts on to their sinks. It needs no lock: sinks can be called on any thread."""
+    """Passes the records of attempts on to their sinks. It needs no lock: sinks can be called on any thread.
+
+    The one at the logger `flowkit` takes its records, so that a configuration can separate it from the root logger. The
+    one at the root logger takes all others.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__()
+        self._logger = logger
+        self._takes_ours = logger.name == ROOT
+
+    def install(self) -> None:
+        """Add this to its logger, if it is not there."""
+        if self not in self._logger.handlers:
+            self._logger.addHandler(self)
+
+    def remove(self) -> None:
+        """Remove this from its logger."""
+        self._logger.removeHandler(self)
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Pass on a record that was made in an attempt."""
-        sink = _current()
-        if sink is None or record.levelno < sink.level or _is_internal(record):
-            return False
-        sink.add(to_line(record))
-        return True
+        """Pass on a record that was made in an attempt. Records that libraries make can have attributes of any type."""
+        with suppress(Exception):
+            if self._takes_ours != (record.name.partition(".")[0] == ROOT):
+                return False
+            if not self._takes_ours and record.levelno >= logging.WARNING:
+                _print_unhandled(record)
+            sink = _current()
+            if sink is None or record.levelno < sink.level or _is_internal(record):
+                return False
+            sink.add(to_line(record))
+            return True
+        return False
+
+
+def _print_unhandled(record: logging.LogRecord) -> None:
+    """Print a record as `logging` does in a program that has not configured it: if no handler but ours takes it."""
+    logger: logging.Logger | None = logging.getLogger(record.name)
+    while logger is not None:
+        if any(not isinstance(each, CaptureHandler) for each in logger.handlers):
+            return
+        logger = logger.parent if logger.propagate else None
+    if logging.lastResort is not None:
+        logging.lastResort.handle(record)
 
 
 def _is_internal(record: logging.LogRecord) -> bool:
@@ -228,19 +279,52 @@ def _is_internal(record: logging.LogRecord) -> bool:
     return record.name.partition(".")[0] in _DRIVERS or record.pathname.startswith(_OUR_FOLDER)
 
 
+class _Formatting(threading.local):
+    """How many records the current thread is formatting, each for the text of the one before."""
+
+    depth = 0
+
+
+_formatting = _Formatting()
+
+
 def to_line(record: logging.LogRecord) -> HandlerLine:
     """Return the line of a record: its message, its fields and its traceback. Never raise."""
-    bound = bound_fields()
-    text = "a line whose text cannot be made"
-    with suppress(Exception), contained:
-        text = f"{record.msg}  (its arguments do not fit)"
-        text = record.getMessage()
+    if _formatting.depth >= _NESTED:
+        text = "a line that the text of another line has logged"
+    else:
+        _formatting.depth += 1
+        try:
+            text = _text_of(record)
+        finally:
+            _formatting.depth -= 1
+    level = min(max(int(record.levelno), 0), _MAX_LEVEL)
+    batch_uid = str(bound_fields().get("batch_uid", ""))
+    return HandlerLine(_time_of(record), level, truncate(str(record.name), _NAME_CHARS), text, batch_uid)
+
+
+def _time_of(record: logging.LogRecord) -> float:
+    """Return when a record was made. One that was made by hand may have any time."""
+    now = time.time()
+    return record.created if 0 <= record.created <= now else now
+
+
+def _text_of(record: logging.LogRecord) -> str:
+    text = _message_of(record)
     with suppress(Exception), contained:
         shown = format_fields(own_fields(record))
         text = f"{text}  {shown}" if shown else text
     if record.exc_info or record.stack_info:
         text = f"{text}\n{_traceback_of(record)}"
-    return HandlerLine(record.created, record.levelno, record.name, text, str(bound.get("batch_uid", "")))
+    return text
+
+
+def _message_of(record: logging.LogRecord) -> str:
+    with suppress(Exception), contained:
+        return record.getMessage()
+    with suppress(Exception), contained:
+        return f"{record.msg}  (its arguments do not fit)"
+    return "a line whose text cannot be made"
 
 
 def _traceback_of(record: logging.LogRecord) -> str:
@@ -302,11 +386,25 @@ def _add_printed(sink: LineSink, text: str) -> None:
 
 
 class _Installed:
-    """How often this process has been asked to capture lines, and with which handler it does."""
+    """How often this process has been asked to capture lines, and with which handlers it does."""
 
-    handler: Final = CaptureHandler()
+    handlers: Final = (CaptureHandler(logging.getLogger()), CaptureHandler(logging.getLogger(ROOT)))
+    handler_logger: Final = logging.getLogger(HANDLER_LOGGER)
     uses = 0
     prints = 0
+
+
+def _capture_nothing() -> None:
+    """Forget the attempts in a process that user code has forked: nothing writes its lines, and locks may be held."""
+    global _lock
+    _lock = threading.RLock()
+    _lines.set(None)
+    _Installed.uses = _Installed.prints = 0
+    for each in _Installed.handlers:
+        each.remove()
+
+
+os.register_at_fork(after_in_child=_capture_nothing)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -408,10 +506,11 @@ def start_capture(level: int, *, prints: bool) -> None:
 
 
 def restore_capture() -> None:
-    """Add the handler to the root logger again, if user code has configured logging since."""
-    root = logging.getLogger()
-    if _Installed.uses and _Installed.handler not in root.handlers:
-        root.addHandler(_Installed.handler)
+    """Install the handlers again, and enable the logger of `ctx.log`, if user code has configured logging since."""
+    if _Installed.uses:
+        for each in _Installed.handlers:
+            each.install()
+        _Installed.handler_logger.disabled = False
 
 
 def stop_capture(*, prints: bool) -> None:
@@ -419,7 +518,8 @@ def stop_capture(*, prints: bool) -> None:
     with _lock:
         _Installed.uses -= 1
         if not _Installed.uses:
-            logging.getLogger().removeHandler(_Installed.handler)
+            for each in _Installed.handlers:
+                each.remove()
         if prints:
             _Installed.prints -= 1
             if not _Installed.prints and isinstance(sys.stdout, _Stdout):

@@ -82,6 +82,10 @@ class Histogram(_Instrument):
 class Gauge(_Instrument):
     """A state that rises and falls. Several processes may report it; its text says how to read them together."""
 
+    is_maximum: bool = False
+    """Whether it is the largest of several values, so that those of labels beyond a bound become their largest one.
+    Those of other gauges are summed."""
+
     def set(self, values: dict[tuple[str, ...], float]) -> None:
         """Replace all values, by their labels. Labels that are missing now have no value any more."""
         if (recorder := _Listening.recorder) is not None:
@@ -175,7 +179,7 @@ SLOT_WAIT: Final = Histogram(
 )
 ERRORS: Final = Counter(
     name="flowkit_errors_total",
-    text="Requests to MongoDB, Kafka or Temporal that have failed, by server and reason.",
+    text="Requests to MongoDB or Kafka that have failed, by server and reason. Temporal's SDK counts its own.",
     labels=("server", "reason"),
 )
 DISPATCHES: Final = Counter(
@@ -208,15 +212,17 @@ OPEN_NODES: Final = Gauge(
 )
 OLDEST_READY: Final = Gauge(
     name="flowkit_oldest_ready_seconds",
-    text="How long the attempt has waited for a worker or a slot that has waited longest, by role; no value while none "
-    "waits. One engine of each queue reports it; take the largest value.",
+    text="How long the oldest waiting attempt has waited for a worker or a slot, by role; no value while none waits. "
+    "One engine of each queue reports it; take the largest value.",
     labels=("role",),
+    is_maximum=True,
 )
 OLDEST_HELD: Final = Gauge(
     name="flowkit_oldest_held_seconds",
-    text="How long the node has been held that has been held longest, by role. One engine of each queue reports it; "
-    "take the largest value.",
+    text="How long the oldest held failure has waited for a decision, by role; no value while none is held. One engine "
+    "of each queue reports it; take the largest value.",
     labels=("role",),
+    is_maximum=True,
 )
 ROLE_WORKERS: Final = Gauge(
     name="flowkit_role_workers",

@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import sys
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
-from flowkit.text import HIDDEN, SECRET_KEY, visible
+from flowkit.text import hide_named, kind_of, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
@@ -61,7 +61,6 @@ _FORMAT = "FLOWKIT_LOG_FORMAT"
 _MAX_WARNED_KEYS = 1_000
 """Maximum number of keys that `warn_once` remembers; it forgets the oldest ones first."""
 
-_NO_OWN_FIELDS = _STANDARD_ATTRIBUTES.union(ATTEMPT_FIELDS)
 
 _bound: ContextVar[Mapping[str, Any]] = ContextVar("flowkit_log_context", default=MappingProxyType({}))
 _warned: dict[str, None] = {}
@@ -165,12 +164,23 @@ def bound_fields() -> Mapping[str, Any]:
 
 
 def own_fields(record: logging.LogRecord) -> dict[str, Any]:
-    """Return the fields of a record, without those that name its attempt. Hide values of keys such as `password`."""
+    """Return the fields of a record, without those that name its attempt. Hide values of keys such as `password`.
+
+    A field that the user has given the name of one of these, with another value, stays.
+    """
+    bound = _bound.get()
     return {
-        name: HIDDEN if SECRET_KEY.search(name) else value
+        name: _hide_secrets(name, value)
         for name, value in vars(record).items()
-        if name not in _NO_OWN_FIELDS
+        if name not in _STANDARD_ATTRIBUTES
+        and not (name in ATTEMPT_FIELDS and bound.get(name, value) is value)
     }
+
+
+def _hide_secrets(name: str, value: Any) -> Any:
+    with suppress(Exception):
+        return hide_named(name, value)
+    return kind_of(value)
 
 
 def format_fields(fields: Mapping[str, Any]) -> str:
@@ -346,7 +356,7 @@ class StdoutHandler(logging.StreamHandler[Any]):
 
 
 class Layout(logging.Formatter):
-    """Formats a record with its own fields and those bound to the context."""
+    """Formats a record with its own fields and those bound to the context. Those that name an attempt stay."""
 
     def __init__(
         self, *, bound: Callable[[], Mapping[str, Any]], taken: Collection[str], pretty: bool, stack: bool
@@ -359,7 +369,13 @@ class Layout(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the text of a record."""
-        fields = {**self._bound(), **self._own(record)}
+        bound = self._bound()
+        named = ATTEMPT_FIELDS if "attempt_epoch" in bound else ()
+        own = {
+            f"field_{name}" if name in named and bound.get(name, value) is not value else name: value
+            for name, value in self._own(record).items()
+        }
+        fields = {name: _hide_secrets(name, value) for name, value in {**bound, **own}.items()}
         return _format_text(record, fields) if self._pretty else _format_json(record, fields)
 
     def _own(self, record: logging.LogRecord) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Protocol, runtime_checkable
+from zoneinfo import available_timezones
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -75,3 +77,9 @@ class ManualClock:
         """Advance the clock at once, and let other asyncio tasks run."""
         self.advance_ms(ms)
         await asyncio.sleep(0)
+
+
+@cache
+def time_zones() -> frozenset[str]:
+    """Return the names of the time zones that this machine knows, with the same meaning on every machine."""
+    return frozenset(available_timezones() - {"localtime", "Factory"})

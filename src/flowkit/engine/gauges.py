@@ -313,7 +313,9 @@ class Gauges:
         waiting, usage = await slots.waiting_by_role(), await slots.usage()
         unaccepted = await self._dispatches.oldest_unaccepted(self._queue)
         backlogs = await backlog_ages(self._grants.client, queues)
-        wanted = dict.fromkeys(role for role in counts.roles() if role not in ENGINE_TYPES)
+        # Those with nodes that may wait come first, because a gauge has a bounded number of roles.
+        roles = (*counts.roles(_WAITS_FOR_WORKER), *counts.roles())
+        wanted = dict.fromkeys(role for role in roles if role not in ENGINE_TYPES)
         since = [{role: each.since for role, each in waiting.items()}, unaccepted]
         ROLE_WORKERS.set({(role,): serving[role] for role in {**wanted, **serving}})
         SLOTS.set(slot_values(self._grants.limits, usage, waiting))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo
 
+from flowkit.core.time import time_zones
 from flowkit.errors import BadCondition
 from flowkit.limits import EXPRESSION_VALUE_BYTES
 from flowkit.text import add_caret, did_you_mean, printed, suggestion, truncate
@@ -173,12 +174,17 @@ def _date(at: datetime | str | None, zone: str) -> str:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise ValueError(f"date({printed(at)}, …): write the time as in 2026-11-26T02:00:00Z")
-    return moment.astimezone(ZoneInfo(zone)).date().isoformat()
+    try:
+        return moment.astimezone(ZoneInfo(zone)).date().isoformat()
+    except OverflowError:
+        raise ValueError(
+            f"date({printed(str(at))}, {printed(zone)}): the day is not in the years 1 to 9999"
+        ) from None
 
 
 def _zone_problem(zone: str) -> str:
     """Return why there is no time zone of this name; empty if there is one."""
-    known = _zones()
+    known = time_zones()
     if zone == "UTC" or zone in known:
         return ""
     if not known:
@@ -187,11 +193,6 @@ def _zone_problem(zone: str) -> str:
         )
     hint = did_you_mean(zone, known, otherwise="use a name of the IANA database, such as Europe/Berlin")
     return f"time zone {printed(zone)} is unknown; {hint}"
-
-
-@cache
-def _zones() -> frozenset[str]:
-    return frozenset(available_timezones())
 
 
 def evaluate(expression: Expression, values: Mapping[str, Any]) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowkit.graph.expressions import hide_forms, list_forms, long_forms
-from flowkit.text import HIDDEN, SECRET_KEY, SECRET_TEXT
+from flowkit.text import HIDDEN, SECRET_KEY, SECRET_TEXT, hide_texts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,19 +58,7 @@ class Mask:
         return value
 
     def _hold(self, key: object, held: Any) -> Any:
-        return _hide_texts(held) if SECRET_KEY.search(str(key)) else self.value(held)
-
-
-def _hide_texts(held: Any) -> Any:
-    """Return a value with all its texts hidden. Numbers stay: they count tokens, for example."""
-    match held:
-        case Mapping():
-            return {key: _hide_texts(each) for key, each in held.items()}
-        case list() | tuple():
-            return [_hide_texts(each) for each in held]
-        case str() | bytes() if held:
-            return HIDDEN
-    return held
+        return hide_texts(held) if SECRET_KEY.search(str(key)) else self.value(held)
 
 
 def _list_secrets(value: Any, *, named: bool) -> Iterator[str]:

@@ -17,8 +17,8 @@ from flowkit.limits import ATTEMPT_LOG_BYTES, LOG_LINE_BYTES
 from flowkit.text import clean
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterable, Iterator
+    from contextlib import AbstractContextManager
 
     from flowkit.core.handler_lines import HandlerLine
     from flowkit.models import AttemptInput
@@ -44,8 +44,11 @@ _END_BYTES: Final = 4 << 10
 """How much of the end of a long line is kept."""
 _MARGIN: Final = 4 << 10
 """Characters beside each end that are kept until secrets are hidden: a cut could make a secret unrecognizable."""
-_CUT: Final = "\x00cut\x00"
-"""Marks the place of what a long line has lost, with its number of characters, until secrets are hidden."""
+_CUT: Final = f"\x00{secrets.token_hex(8)}\x00"
+"""Marks the place of what a long line has lost, with its number of characters, until secrets are hidden.
+
+No text of a handler contains it, since it differs in each process.
+"""
 
 
 class _Numbered(NamedTuple):
@@ -82,12 +85,13 @@ class LineBuffer:
         *,
         level: int,
         prints: bool,
-        lock: threading.Lock,
+        lock: AbstractContextManager[Any],
         room: WaitingBytes,
         changed: Callable[[LineBuffer], None],
     ) -> None:
         """Prepare the buffer. `lock` guards the buffers of a process, and `room` counts what waits in all of them.
 
+        The lock is reentrant: the finalizer of a user's object, which Python may call at any time, may log.
         `changed` is called, under the lock, when the first line begins to wait.
         """
         self.level = level
@@ -130,13 +134,13 @@ class LineBuffer:
         text = _cut(line.text, max(_MARGIN, self._mask.longest))
         size = LINE_OVERHEAD + (len(text) if text.isascii() else len(text.encode("utf-8", "replace")))
         with self._lock:
-            self._number += 1
+            self._number = number = self._number + 1
             if self._room.used + size > MAX_PROCESS_BYTES:
                 self._dropped[OUTAGE] += 1
                 return
             self._last_at = at = max(line.at, self._last_at)
             self._room.used += size
-            taken = _Numbered(self._number, size, line._replace(text=text, at=at))
+            taken = _Numbered(number, size, line._replace(text=text, at=at))
             if self._head_left > 0:
                 self._head_left -= size if self._head else size + ROW_OVERHEAD
                 self._head.append(taken)
@@ -188,7 +192,7 @@ class LineBuffer:
         self._rows += 1
         first, last = lines[0], lines[-1]
         document = {
-            "_id": f"{self._id}-{self._rows}",
+            "_id": f"{self._id}-{self._rows:08d}",
             **self._place,
             "at": _moment(first.line.at),
             "until": _moment(last.line.at),

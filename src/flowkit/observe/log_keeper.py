@@ -42,10 +42,12 @@ class HandlerLogKeeper:
         self._store = LogStore(db)
         self._settings = settings
         self._pause_sec = pause_sec
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._room = WaitingBytes()
         self._changed: dict[LineBuffer, None] = {}
-        """The buffers with lines that wait, in the order of their first ones."""
+        """The buffers with lines that wait for the next flush, in the order of their first ones."""
+        self._due: dict[LineBuffer, None] = {}
+        """Those with lines that the current flush writes."""
         self._rows: list[LogRow] = []
         """Documents that are being written, or that MongoDB has not taken yet."""
         self._gone: list[str] = []
@@ -118,7 +120,13 @@ class HandlerLogKeeper:
             self._wake.set()
 
     async def flush(self) -> bool:
-        """Write the lines that wait. Return False if MongoDB does not take them; they wait on."""
+        """Write the lines that wait. Return False if MongoDB does not take them; they wait on.
+
+        Lines that are logged meanwhile wait for the next flush, so that one busy attempt does not cause many writes.
+        """
+        with self._lock:
+            self._due |= self._changed
+            self._changed.clear()
         try:
             while self._take_group():
                 await self._write_group()
@@ -133,12 +141,9 @@ class HandlerLogKeeper:
     def _take_group(self) -> bool:
         """Collect the documents of the next write. Return False if nothing waits."""
         size = sum(row.size for row in self._rows)
-        while size < _GROUP_BYTES:
-            with self._lock:
-                buffer = next(iter(self._changed), None)
-                if buffer is None:
-                    break
-                del self._changed[buffer]
+        while size < _GROUP_BYTES and self._due:
+            buffer = next(iter(self._due))
+            del self._due[buffer]
             rows, gone = buffer.take()
             self._rows += rows
             self._gone += gone
@@ -183,8 +188,9 @@ class HandlerLogKeeper:
 
     def _count_lost(self) -> None:
         """Count the lines that MongoDB has not taken."""
-        for buffer in [*self._changed]:
+        for buffer in (*self._due, *self._changed):
             self._rows += buffer.take()[0]
+        self._due.clear()
         self._changed.clear()
         if lost := sum(row.levels.total() for row in self._rows):
             _logger.warning("%d lines of handlers were not written", lost)

@@ -46,10 +46,10 @@ Attempt = tuple[str, int, int]
 
 
 class _Read(NamedTuple):
-    """A line with its level as a number. The first fields are its order."""
+    """A line with its level as a number. The first fields are its order, which is that of `KeptLine.place`."""
 
     at: datetime
-    order: int
+    row_id: str
     number: int
     level: int
     line: KeptLine
@@ -140,14 +140,15 @@ class _Numbers:
         self._carried: dict[Attempt, int] = {}
         """Number of lines left out before lines that are not shown, by attempt."""
 
-    def read(self, row: Row, order: int) -> Iterator[_Read]:
+    def read(self, row: Row) -> Iterator[_Read]:
         """Yield the lines of a row."""
-        log = str(row["_id"]).partition("-")[0]
+        row_id = str(row["_id"])
+        log = row_id.partition("-")[0]
         for each in row["lines"]:
             left_out = each["n"] - self._last.get(log, 0) - 1
             self._last[log] = each["n"]
             at = utc(each["at"])
-            yield _Read(at, order, each["n"], each["level"], _to_line(row, each, at, max(0, left_out)))
+            yield _Read(at, row_id, each["n"], each["level"], _to_line(row, each, at, max(0, left_out)))
 
     def choose(self, read: list[_Read]) -> list[KeptLine]:
         """Return the lines of the wanted level."""
@@ -166,13 +167,11 @@ class _Numbers:
 async def _in_order(rows: AsyncIterator[Row], numbers: _Numbers) -> AsyncIterator[list[_Read]]:
     """Yield the lines of rows in the order of their times. The rows are in the order of their first lines."""
     waiting: list[_Read] = []
-    order = 0
     async for row in rows:
         if ready := _pop_before(waiting, utc(row["at"])):
             yield ready
-        for line in numbers.read(row, order):
+        for line in numbers.read(row):
             heapq.heappush(waiting, line)
-        order += 1
     yield _pop_before(waiting, None)
 
 

@@ -21,7 +21,7 @@ from flowkit.local.ports import free_port
 from flowkit.observe.recorder import MetricsRecorder, clean_label
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from prometheus_client import Metric
     from temporalio.runtime import LoggingConfig
@@ -132,7 +132,7 @@ class _Condition(Collector):
         yield GaugeMetricFamily(
             "flowkit_healthy", "1 if this process is healthy, else 0.", value=self._health["ok"]
         )
-        loops = self._health.get("loops") or ()
+        loops: Sequence[Mapping[str, Any]] = self._health.get("loops") or ()
         running = GaugeMetricFamily(
             "flowkit_loop_running", "1 while a background loop of this process runs, else 0.", labels=["loop"]
         )
@@ -146,7 +146,7 @@ class _Condition(Collector):
             "When a step of a background loop last failed, in seconds since the Unix epoch.",
             labels=["loop"],
         )
-        for loop in loops:
+        for loop in _worst_of_each_name(loops):
             name = clean_label(loop["name"])
             running.add_metric([name], loop["running"])
             if loop["last_ok_at"] is not None:
@@ -156,3 +156,14 @@ class _Condition(Collector):
         yield running
         yield succeeded
         yield failed
+
+
+def _worst_of_each_name(loops: Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    """Return one loop of each name, because a series may appear once only: the one that is in the worst state."""
+    return {loop["name"]: loop for loop in sorted(loops, key=_is_well, reverse=True)}.values()
+
+
+def _is_well(loop: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Return whether a loop runs, and whether its last step has not failed."""
+    error_at = loop["last_error_at"]
+    return loop["running"], error_at is None or (loop["last_ok_at"] or 0.0) >= error_at

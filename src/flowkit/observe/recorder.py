@@ -51,7 +51,7 @@ class Series:
             cell = self.cells.get(place)
             if cell is None:
                 cell = self.cells[place] = self._create()
-            if len(self._known) < _MAX_KNOWN:
+            if len(self._known) < _MAX_KNOWN and all(len(label) <= MAX_LABEL_CHARS for label in labels):
                 self._known[labels] = cell
         return cell
 
@@ -99,10 +99,11 @@ class MetricsRecorder(Collector):
             cell[-1] += value
 
     def set(self, instrument: Gauge, values: dict[tuple[str, ...], float]) -> None:
-        """Replace all values of a gauge, by their labels. Those beyond the bound are summed."""
+        """Replace all values of a gauge, by their labels. Those beyond the bound become one."""
         series = _create_series(instrument, 1)
         for labels, value in values.items():
-            series.find(labels)[0] += value
+            cell = series.find(labels)
+            cell[0] = max(cell[0], value) if instrument.is_maximum else cell[0] + value
         with self._lock:
             self._series[instrument.name] = (instrument, series)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -31,7 +31,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit import limits
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.core.loops import gather_some
-from flowkit.errors import ConfigError, TaskCancelled, TaskFailed, UnknownTask
+from flowkit.errors import ConfigError, GraphError, TaskCancelled, TaskFailed, UnknownTask
 from flowkit.graph.scheduled import format_nominal
 from flowkit.models import temporal_names
 from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner
@@ -40,10 +40,10 @@ from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition, ScheduleS
 from flowkit.schedules.times import ScheduleOptions, ScheduleTimes, never_fires, spec_error, times_of
 from flowkit.schedules.views import ScheduledRun, ScheduleView
 from flowkit.text import one_line, truncate
-from flowkit.validation.arguments import require, text_problem, whole_problem
+from flowkit.validation.arguments import require, schedule_name_problem, whole_problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
     from temporalio.client import (
         Client,
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from flowkit.client import TaskClient
 
 _SPEC_PROBLEM = "Invalid schedule spec: "
-_NAME_CHARS = 200
 _NOTE_CHARS = 1_000
 _RESULT_SEC = 5.0
 _TRIGGER_SEC = 10.0
@@ -128,7 +127,7 @@ class Schedules:
 
         `at` is one of the nominal times, if it is known.
         """
-        require(text_problem(name, "name", _NAME_CHARS))
+        require(schedule_name_problem(name))
         at = at or (await self.preview(definition.times))[0]
         return await self._tasks.prepare_scheduled(
             name, params=definition.params, graph=definition.graph, at=at
@@ -409,14 +408,26 @@ class Schedules:
         await gather_some(write, changes, _CONCURRENT)
         return changes
 
+    async def first_times(self, wanted: Mapping[str, ScheduleDefinition]) -> dict[ScheduleTimes, datetime]:
+        """Return the next nominal time of each of the times. Many schedules may have the same ones.
+
+        Raise ConfigError, with a note that names the schedule, as `preview` does.
+        """
+        owners = {each.times: name for name, each in wanted.items()}
+
+        async def first_time(times: ScheduleTimes) -> datetime:
+            with _naming(owners[times]):
+                return (await self.preview(times))[0]
+
+        return dict(zip(owners, await gather_some(first_time, owners, _CONCURRENT), strict=True))
+
     async def _prepare_all(self, wanted: Mapping[str, ScheduleDefinition]) -> dict[str, dict[str, Any]]:
-        """Return the input of the tasks of each schedule. Many schedules may have the same times."""
-        times = [*{each.times for each in wanted.values()}]
-        found = await gather_some(self.preview, times, _CONCURRENT)
-        first = {each: coming[0] for each, coming in zip(times, found, strict=True)}
+        """Return the input of the tasks of each schedule."""
+        first = await self.first_times(wanted)
 
         async def prepare(name: str) -> dict[str, Any]:
-            return await self._prepare(name, wanted[name], first[wanted[name].times])
+            with _naming(name):
+                return await self._prepare(name, wanted[name], first[wanted[name].times])
 
         inputs = await gather_some(prepare, wanted, _CONCURRENT)
         return dict(zip(wanted, inputs, strict=True))
@@ -446,7 +457,7 @@ class Schedules:
 
     async def _find(self, name: str) -> ScheduleDescription | None:
         """Return a schedule; None if there is none. Raise ConfigError if it is not one of this deployment."""
-        require(text_problem(name, "name", _NAME_CHARS))
+        require(schedule_name_problem(name))
         try:
             found = await look(self._client.get_schedule_handle(name))
         except RPCError as error:
@@ -530,6 +541,16 @@ async def look(handle: ScheduleHandle) -> ScheduleDescription:
             if error.status not in _LATE:
                 raise
     return await handle.describe()
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Add to an error about one of several schedules which one it is."""
+    try:
+        yield
+    except (ConfigError, GraphError) as error:
+        error.add_note(f"this is schedule {name!r}")
+        raise
 
 
 def _has(found: ScheduleDescription, sent: schedule_pb.Schedule, times: ScheduleTimes) -> bool:

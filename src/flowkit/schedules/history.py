@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from temporalio.client import ScheduleActionExecutionStartWorkflow
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
 from flowkit.core.loops import gather_some
@@ -46,6 +47,8 @@ _GRACE = timedelta(seconds=10)
 """How long a task may take to start, and to be visible, before its time counts as one without a task."""
 _AHEAD = timedelta(minutes=1)
 """How far the nominal time of a triggered task may be ahead."""
+_FIRST = datetime(1970, 1, 1, tzinfo=UTC)
+"""Histories begin then: the times of 29 February, for example, are further apart than a calendar can count."""
 _STEP = timedelta(days=1)
 _WIDER = 4
 _LOOKS = 6
@@ -100,7 +103,7 @@ class Described:
     buffered: int
     """Number of tasks that wait for the end of an earlier one."""
     since: datetime
-    """How far a history goes back: times before the last change are those of tasks."""
+    """How far a history goes back: times before the last change of the schedule are those of tasks."""
 
 
 def task_id_of(result: ScheduleActionResult) -> str:
@@ -118,7 +121,7 @@ async def find_past(
     """
     window, best = step * count, list[datetime]()
     for _ in range(_LOOKS):
-        start = max(since, now - window)
+        start = now - min(window, now - since)
         found = await matching(start, now)
         if len(found) >= MOST_TIMES:
             if best:
@@ -227,14 +230,19 @@ class Histories:
         info = found.info
         changed = info.last_updated_at or info.created_at
         step = _step(info.next_action_times)
-        past = await self._find_past(found, changed, now, step, count)
+        try:
+            times = await self._find_past(found, _FIRST, now, step, count)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.NOT_FOUND:
+                raise
+            return None
         described = Described(
-            past=past,
+            past=[at for at in times if at >= changed],
             started={
                 each.scheduled_at.replace(microsecond=0): task_id_of(each) for each in info.recent_actions
             },
             buffered=found.raw_description.info.buffer_size,
-            since=min([now - step * count, *past[:1]]),
+            since=min([now - min(step * count, now - _FIRST), *times[:1]]),
         )
         self._known[view.name, count] = _Known(view, described, time.monotonic() + _REUSE_SEC)
         return described

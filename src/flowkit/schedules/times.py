@@ -6,7 +6,7 @@ import re
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any, TypedDict, cast
-from zoneinfo import ZoneInfo, available_timezones
+from zoneinfo import ZoneInfo
 
 from temporalio.client import (
     Schedule,
@@ -17,6 +17,7 @@ from temporalio.client import (
     ScheduleState,
 )
 
+from flowkit.core.time import time_zones
 from flowkit.errors import ConfigError
 from flowkit.text import did_you_mean, names, printed
 
@@ -304,7 +305,7 @@ def _zone(name: str) -> ZoneInfo | timezone:
 
 def _read_zone(name: object) -> ZoneInfo | timezone:
     """Return the time zone of a valid name. Without zones on this machine, Temporal checks the name."""
-    known = available_timezones()
+    known = time_zones()
     if isinstance(name, str) and (name == "UTC" or name in known or not known):
         return _zone(name)
     hint = did_you_mean(name, known, otherwise="use a name of the IANA database, such as Europe/Berlin")

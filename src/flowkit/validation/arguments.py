@@ -68,6 +68,22 @@ def new_task_id_problem(
     return _problem(name, value, good, wanted)
 
 
+def schedule_name_problem(value: object) -> str | None:
+    """Return why `value` cannot be the name of a schedule, with which the ids of its tasks begin, or None."""
+    bad = name_bad_character(value, _is_deceptive)
+    good = (
+        isinstance(value, str)
+        and is_unicode(value)
+        and 1 <= len(value) <= _SCHEDULE_NAME_CHARS
+        and not has_blank_end(value)
+    )
+    wanted = (
+        f"the name of a schedule: a string of 1 to {_SCHEDULE_NAME_CHARS} characters, without blanks at its ends, and "
+        f"without control and bidirectional characters{bad}"
+    )
+    return _problem("name", value, good and not bad, wanted)
+
+
 def node_id_problem(value: object, name: str = "node_id") -> str | None:
     """Return why `value` cannot be the id of a node, or None."""
     bad = name_bad_character(value)
@@ -157,6 +173,8 @@ def functions_problem(value: object, name: str) -> str | None:
 
 
 _CHARS = f"a string of 1 to {ID_CHARS} characters"
+_SCHEDULE_NAME_CHARS = ID_CHARS - len("-2026-11-26T02:00:00Z")
+"""Ids of tasks end with the nominal time."""
 
 
 def _problem(name: str, value: object, good: bool, wanted: str) -> str | None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from temporalio.client import ScheduleActionStartWorkflow
@@ -20,12 +21,14 @@ from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.servers import servers
 from flowkit.connection import Namespace, TemporalUnavailable
+from flowkit.core.loops import gather_some
 from flowkit.models import TaskStatus, temporal_names
+from flowkit.schedules.client import look
 from flowkit.text import count_of
 from flowkit.workflows.state_codec import is_stored, stored_in
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from temporalio.client import Client
 
@@ -34,6 +37,11 @@ if TYPE_CHECKING:
 _SHOWN = 10
 _ALL = {status.value for status in TaskStatus if status.closed}
 _SCHEDULED_BY = SearchAttributeKey.for_keyword(temporal_names.SCHEDULED_BY_ID)
+_NOMINAL = SearchAttributeKey.for_datetime(temporal_names.SCHEDULED_START_TIME)
+_CONCURRENT = 10
+"""Number of schedules that are read at once."""
+SETTLES = timedelta(minutes=1)
+"""How long a task that has started may be missing in Temporal's list, and how far its nominal time may be ahead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,33 +136,67 @@ async def _purge_backfills(store: BackfillStore, purged: Purged, before: float, 
     purged.backfill_rows = await (store.count_rows(ended) if purged.dry_run else store.remove(ended))
 
 
-async def _find_graph(client: Client, schedule_id: str) -> str:
-    """Return the id of the stored graph that a schedule uses; an empty text if there is none, or no schedule."""
+@dataclass(frozen=True, slots=True)
+class GraphUse:
+    """Which stored graph a schedule uses."""
+
+    graph_id: str = ""
+    """Empty if it uses none."""
+    since: datetime | None = None
+    """The last change of the schedule: tasks of later times begin with this graph. None if there is no schedule."""
+
+
+async def _find_use(client: Client, schedule_id: str) -> GraphUse:
     try:
-        description = await client.get_schedule_handle(schedule_id).describe()
+        description = await look(client.get_schedule_handle(schedule_id))
     except RPCError as error:
         if error.status is not RPCStatusCode.NOT_FOUND:
             raise
-        return ""
-    action = description.schedule.action
+        return GraphUse()
+    action, info = description.schedule.action, description.info
+    since = info.last_updated_at or info.created_at
     if not isinstance(action, ScheduleActionStartWorkflow) or not action.args:
-        return ""
+        return GraphUse(since=since)
     given = (await client.data_converter.decode(list(action.args)))[0]
-    return stored_in(given).graph_id if is_stored(given) else ""
+    return GraphUse(stored_in(given).graph_id if is_stored(given) else "", since)
+
+
+def graphs_to_keep(
+    uses: Mapping[str, GraphUse], running: Iterable[tuple[str | None, datetime | None]], now: datetime
+) -> dict[str, str]:
+    """Return by name the stored graphs that schedules use, of those that need no other one of theirs.
+
+    `running` has the schedule and the nominal time of each running task. One of a time before the last change of its
+    schedule may begin with an earlier graph, and so may one that is not listed yet.
+    """
+    nominal = defaultdict[str | None, list[datetime | None]](list)
+    for name, at in running:
+        nominal[name].append(at)
+    return {
+        name: use.graph_id for name, use in uses.items() if not _needs_others(use.since, nominal[name], now)
+    }
+
+
+def _needs_others(since: datetime | None, nominal: Sequence[datetime | None], now: datetime) -> bool:
+    if since is None:
+        return bool(nominal)
+    settled = since + SETTLES
+    return now < settled or any(at is None or at < settled for at in nominal)
 
 
 async def _find_graphs(client: Client, names: Sequence[str]) -> dict[str, str]:
-    """Return the stored graph that each schedule uses, of those schedules of which no task runs.
+    """Return the stored graph of each of these schedules that needs no other one.
 
-    A task that runs may have begun with an earlier graph. Temporal's queries cannot quote each name, so the names of
-    the running tasks are compared here.
+    Temporal's queries cannot quote each name, so the names of the running tasks are compared here.
     """
-    kept = {each: await _find_graph(client, each) for each in names}
-    if not kept:
+    found = await gather_some(lambda name: _find_use(client, name), names, _CONCURRENT)
+    uses = dict(zip(names, found, strict=True))
+    if not uses:
         return {}
     query = f"ExecutionStatus = 'Running' AND {temporal_names.SCHEDULED_BY_ID} IS NOT NULL"
-    running = {each.typed_search_attributes.get(_SCHEDULED_BY) async for each in client.list_workflows(query)}
-    return {name: graph_id for name, graph_id in kept.items() if name not in running}
+    attributes = [each.typed_search_attributes async for each in client.list_workflows(query)]
+    running = [(each.get(_SCHEDULED_BY), each.get(_NOMINAL)) for each in attributes]
+    return graphs_to_keep(uses, running, datetime.now(UTC))
 
 
 async def require_namespace(client: Client) -> str:

@@ -106,8 +106,7 @@ async def apply_all(
     async with _schedules(where) as schedules:
         if not dry_run:
             return await schedules.apply(wanted, prune=prune)
-        for definition in wanted.values():
-            await schedules.preview(definition.times)
+        await schedules.first_times(wanted)
         return await schedules.plan(wanted, prune=prune)
 
 
@@ -141,7 +140,7 @@ def _read_definition(name: str, given: Any, folder: Path) -> ScheduleDefinition:
         task = _read_task(given, folder)
         _check(task)
     except (ConfigError, GraphError) as error:
-        add_remedy(error, f"this is schedule {name!r} of the file")
+        add_remedy(error, f"this is schedule {name!r}")
         raise
     return ScheduleDefinition(graph=task.graph, params=task.params, times=times)
 

@@ -155,10 +155,9 @@ def _name_attempt(line: KeptLine) -> str:
 
 
 async def _has_ended(catalog: TaskCatalog, task_id: str) -> bool:
-    """Return whether a task has ended, or has been deleted."""
+    """Return whether a task has ended, or has been deleted. Its document may be large, so only its mark is read."""
     mark = await catalog.change_mark(task_id)
-    status = None if mark is None else (await catalog.document(task_id) or {}).get("status")
-    return status is None or TaskStatus(status).closed
+    return mark is None or TaskStatus(mark["status"]).closed
 
 
 async def _explain_none(reader: LogReader, document: dict[str, Any], options: LineOptions) -> str:
@@ -168,8 +167,11 @@ async def _explain_none(reader: LogReader, document: dict[str, Any], options: Li
     node = f"node {options.node_id!r} of " if options.node_id else ""
     what = f"no lines of {node}task {options.task_id!r} are kept"
     nodes = [each for each in document["graph"]["nodes"] if options.node_id in (None, each["node_id"])]
-    if not any(each.get("attempt_epoch") for each in nodes):
+    attempts = max((each.get("attempt_epoch") or 0 for each in nodes), default=0)
+    if not attempts:
         return f"{what}: no attempt has begun"
+    if options.attempt is not None and options.attempt > attempts:
+        return f"{what} in attempt {options.attempt}: its last attempt is {attempts}"
     ended, kept_sec = document.get("finished_at"), await reader.kept_sec()
     if ended is not None and kept_sec is not None:
         ago = time.time() - utc(ended).timestamp()
