@@ -224,6 +224,7 @@ REGISTRY_CALLS: dict[str, Callable[[WorkerRegistry], Awaitable[object]]] = {
     "is_served": lambda found: found.is_served("crawler"),
     "find_stopped": lambda found: found.find_stopped([WORKER]),
     "list_workers": lambda found: found.list_workers(),
+    "count_online": lambda found: found.count_online("q"),
     "find_online": lambda found: found.find_online("q", ["crawler"]),
     "read_contracts": lambda found: found.read_contracts([WORKER]),
     "find_roles": lambda found: found.find_roles(),

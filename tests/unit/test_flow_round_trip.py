@@ -147,10 +147,13 @@ class Chancy(RoleHandler):
         return BatchResult(success=int(ctx.node_id[1:]) % 3 != 2, permanent=True)
 
 
-async def statuses(graph: dict[str, Any]) -> dict[str, tuple[str, str | None]]:
-    """Run a graph, and return how its nodes end."""
+async def statuses(graph: dict[str, Any]) -> dict[str, str]:
+    """Run a graph, and return how its nodes end.
+
+    A node that two of its sources skip for different reasons has the reason of the one that ends first.
+    """
     run = await run_graph(graph, Chancy())
-    return {node_id: (each.status, each.skip_reason) for node_id, each in run.nodes.items()}
+    return {node_id: each.status for node_id, each in run.nodes.items()}
 
 
 @pytest.mark.slow(3)
@@ -162,7 +165,7 @@ async def test_random_flows_run_like_their_json() -> None:
     for graph in valid:
         found = await statuses(graph)
         assert await statuses(Flow.from_dict(graph).to_dict()) == found
-        seen.update(status for status, _ in found.values())
+        seen.update(found.values())
     assert seen["finished"] > 20 and seen["failed"] > 10 and seen["skipped"] > 10, seen
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 """Most tests wait until a connection to an unreachable address times out."""
 
-NOT_REQUIRED = {"ix_slot_requests", "ttl_worker_events"}
+NOT_REQUIRED = {"ix_slot_requests", "ttl_attempt_logs", "ttl_worker_events"}
 """Indexes that an engine creates seconds after its start, or only if a setting asks for it."""
 
 
