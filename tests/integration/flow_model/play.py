@@ -210,7 +210,7 @@ class Play:
         first = self._chance.sample([*Part], len(Part))
         for part in itertools.chain(first, iter(lambda: self._chance.choice([*Part, None]), 0)):
             await wait_seconds(self._chance.uniform(0.5, 2.0))
-            if time.monotonic() > until and self.counts.total() >= len(first):
+            if time.monotonic() > until and all(f"killed {each}" in self.counts for each in first):
                 return
             if part is None:
                 await self._interrupt(self._chance.choice([*SECRETS]))
