@@ -51,9 +51,8 @@ class Backfill:
         while not body.done():
             try:
                 await workflow.wait([body])
-            except (
-                asyncio.CancelledError
-            ):  # It interrupts only this wait. The next call of the activity knows of it.
+            except asyncio.CancelledError:
+                # It interrupts only this wait. The next call of the activity knows of it.
                 if self._activity is not None:
                     self._activity.cancel()
         counts = body.result()
