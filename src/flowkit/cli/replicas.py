@@ -143,6 +143,7 @@ class _Replicas:
     ) -> None:
         self._files = files
         self._metrics = metrics
+        self._stopping: set[SpawnProcess] = set()
         context = multiprocessing.get_context("spawn")
         pipes = [context.Pipe() if metrics else (None, None) for _ in files]
         self._scrapes = [_Scrape(ours) for ours, _ in pipes if ours]
@@ -165,14 +166,16 @@ class _Replicas:
                 child.start()
             wait([child.sentinel for child in self._children])
             first = [number for number, child in enumerate(self._children, 1) if child.exitcode is not None]
-            self._stop()
+            self._stop(again=False)
             for child in self._children:
                 child.join()
         return self._exit_code(first)
 
-    def _stop(self) -> None:
+    def _stop(self, *, again: bool = True) -> None:
+        """Let the processes stop. Without `again`, spare those that stop: a signal could kill one at its end."""
         for child in self._children:
-            if child.pid is not None and child.exitcode is None:
+            if child.pid is not None and child.exitcode is None and (again or child not in self._stopping):
+                self._stopping.add(child)
                 child.terminate()
 
     def _exit_code(self, first: Sequence[int]) -> int:
