@@ -22,7 +22,7 @@ _LOOK_SEC = 0.25
 
 
 class TaskEnds:
-    """Tells those who wait for tasks when the documents of these tasks show an end."""
+    """Wakes those who wait for tasks when the documents of these tasks show an end."""
 
     def __init__(self, find_ended: Callable[[Collection[str]], Awaitable[Collection[str]]]) -> None:
         """`find_ended` returns which of some tasks have ended."""
