@@ -19,7 +19,7 @@ from flowkit.backfills.hosting import create_backfill_worker
 from flowkit.client import TaskClient
 from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig, WorkerConfig
 from flowkit.coordinator.hosting import HostedRoles
-from flowkit.engine.activations import OrderedRunner
+from flowkit.engine.activations import OrderedRunner, allow_long_workflow_tasks
 from flowkit.engine.component import EngineComponent, WorkerComponent
 from flowkit.engine.worker import add_task, check_functions, limit_heartbeats, read_activity_name
 from flowkit.errors import ConfigError
@@ -129,6 +129,7 @@ class FlowKitPlugin(SimplePlugin):
         component = self._take_component(worker)
         if component is None:
             return await next(worker)
+        allow_long_workflow_tasks(worker)
         try:
             await component.start(worker)
         except Exception:

@@ -15,6 +15,7 @@ from flowkit.attempt.failures import refusal
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE
 from flowkit.backfills.driver import Driver
 from flowkit.connection import Namespace
+from flowkit.engine.activations import OrderedRunner, allow_long_workflow_tasks
 from flowkit.errors import FlowKitError, WrongDeployment
 from flowkit.models import temporal_names
 from flowkit.models.backfills import BackfillCounts, RunBackfill
@@ -98,14 +99,15 @@ def create_backfill_worker(
 
     It has a queue of its own, so that backfills, which last long, hold none of the slots that tasks need.
     """
-    return Worker(
+    worker = Worker(
         client,
         task_queue=temporal_names.backfill_queue(queue),
         workflows=[Backfill],
         activities=[BackfillActivities(db, tasks, portal).run_backfill],
-        workflow_runner=UnsandboxedWorkflowRunner(),
+        workflow_runner=OrderedRunner(UnsandboxedWorkflowRunner()),
         identity=identity,
         max_concurrent_activities=_BACKFILLS_AT_ONCE,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
     )
+    return allow_long_workflow_tasks(worker)

@@ -28,12 +28,20 @@ query fails if the one before may have timed out elsewhere (`Activations._may_ha
 has grown by fewer events than it would with the commands that this engine has sent. The SDK then forgets the
 workflow, the server sends the workflow task again, and the engine runs the workflow anew from its history.
 Events that led to no command do no harm.
+
+A workflow task can take longer than two seconds: the graph is large and the machine is busy, or the process was stopped
+for a while. The SDK takes that for a deadlock: it fails the workflow task, raises an exception in its thread, and calls
+the workflow on another thread to end it. Both can hit the event loop of the workflow between two steps. It then loses a
+wakeup, the SDK can never forget the workflow, and the engine can never stop. FlowKit's workflows wait for nothing, so
+that each activation ends by itself. `one_at_a_time` lets it, and `allow_long_workflow_tasks` gives a workflow task as
+long as the server gives it.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
@@ -46,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from datetime import timedelta
 
-    from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
+    from temporalio.worker import Worker, WorkflowInstance, WorkflowInstanceDetails
 
 _TERMINAL = (
     "complete_workflow_execution",
@@ -62,6 +70,8 @@ server, so that it comes later than this as a rule. On an engine that is very bu
 
 _TASK_EVENTS = 3
 """The end of a workflow task in the history, and the two events with which the next one starts."""
+_WORKFLOW_TASK_SEC = 10
+"""Temporal's default for the time after which the server gives a workflow task to another engine."""
 _ONE_EVENT = (
     "schedule_local_activity",
     "upsert_workflow_search_attributes",
@@ -82,7 +92,7 @@ REPEATED = (
 
 
 class OrderedRunner(WorkflowRunner):
-    """Runs workflows with another runner, and tasks with activations in order."""
+    """Runs workflows with another runner, activation by activation, and tasks with activations in order."""
 
     def __init__(self, runner: WorkflowRunner) -> None:
         self.inner = runner
@@ -93,7 +103,7 @@ class OrderedRunner(WorkflowRunner):
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """Return an instance of a workflow."""
-        instance = self.inner.create_instance(det)
+        instance = one_at_a_time(self.inner.create_instance(det))
         if det.info.workflow_type == temporal_names.TASK:
             vars(instance)["activate"] = Activations(instance.activate, det.info.task_timeout).run
         return instance
@@ -101,6 +111,30 @@ class OrderedRunner(WorkflowRunner):
     def set_worker_level_failure_exception_types(self, types: Sequence[type[BaseException]]) -> None:
         """Pass the types of the worker on."""
         self.inner.set_worker_level_failure_exception_types(types)
+
+
+def one_at_a_time(instance: WorkflowInstance) -> WorkflowInstance:
+    """Return an instance whose activations run to their ends, however long they take, and of which the next one waits
+    for the one before.
+    """
+    activate, turn = instance.activate, Lock()
+
+    def run(activation: Any) -> Any:
+        with turn:
+            return activate(activation)
+
+    vars(instance).update(activate=run, get_thread_id=lambda: None)
+    return instance
+
+
+def allow_long_workflow_tasks(worker: Worker) -> Worker:
+    """Return a worker whose workflow tasks may last as long as the server waits for them by default.
+
+    Temporal's SDK has no public option for this but `debug_mode`, which blocks the loop of the worker.
+    """
+    if (runs_workflows := worker._workflow_worker) is not None:
+        runs_workflows._deadlock_timeout_seconds = _WORKFLOW_TASK_SEC
+    return worker
 
 
 class Activations:

@@ -23,7 +23,7 @@ from flowkit.adapters.slots import QueueLimits
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.connection import register_search_attributes, registered_search_attributes
-from flowkit.engine.activations import OrderedRunner
+from flowkit.engine.activations import OrderedRunner, allow_long_workflow_tasks
 from flowkit.engine.gauges import Gauges
 from flowkit.engine.silent_attempts import SilenceCheck
 from flowkit.engine.slot_grants import SlotActivities
@@ -257,7 +257,10 @@ def create_workers(
         default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
         max_concurrent_workflow_tasks=count_workflow_tasks(settings.inline_roles),
     )
-    return [runs_tasks, create_function_worker(client, config=config, calls=calls, identity=identity)]
+    return [
+        allow_long_workflow_tasks(runs_tasks),
+        create_function_worker(client, config=config, calls=calls, identity=identity),
+    ]
 
 
 def create_function_worker(
