@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import os
 import sys
@@ -9,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 from flowkit.local import Stack, ports
@@ -33,6 +35,7 @@ settings.load_profile("flowkit")
 COLLECTED = pytest.StashKey[ForkServer]()
 OWNED = pytest.StashKey[SharedServers]()
 URL = "flowkit_servers"
+TEARDOWN_SEC = 300
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -142,6 +145,20 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     if item.session.testsfailed > failed:
         collect_leftovers()
     return result
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
+    """End a test process whose teardown hangs, with the stacks of its threads: pytest-timeout fails a test only once,
+    which may have been before. pytest-xdist reports the test, and starts another process.
+    """
+    faulthandler.dump_traceback_later(
+        TEARDOWN_SEC, file=item.config.stash[fault_handler_stderr_fd_key], exit=True
+    )
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def collect_leftovers() -> None:
