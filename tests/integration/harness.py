@@ -212,7 +212,7 @@ class Harness:
             candidate: dict[str, Any] | None = await self.db.tasks.find_one({"id": task_id})
             return candidate if candidate and candidate["status"] in statuses else None
 
-        return await eventually(look)
+        return await self._eventually(task_id, look)
 
     async def until_node(self, task_id: str, node_id: str, status: str, epoch: int = 1) -> dict[str, Any]:
         """Wait until the node has `status` at `epoch` or later, and return its entry."""
@@ -221,7 +221,7 @@ class Harness:
             node: dict[str, Any] = await self.node(task_id, node_id)
             return node if node["status"] == status and node["attempt_epoch"] >= epoch else None
 
-        return await eventually(look)
+        return await self._eventually(task_id, look)
 
     async def until_batches(self, task_id: str, node_id: str, count: int) -> None:
         """Wait until the node has stored `count` batches."""
@@ -229,7 +229,14 @@ class Harness:
         async def look() -> bool:
             return len(await self.rows(task_id, node_id)) >= count
 
-        await eventually(look)
+        await self._eventually(task_id, look)
+
+    async def _eventually(self, task_id: str, look: Callable[[], Awaitable[T | None]]) -> T:
+        """Wait as `eventually` does. The error shows the state of the task."""
+        try:
+            return await eventually(look)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {await self.db.tasks.find_one({'id': task_id})}") from None
 
     async def rows(self, task_id: str, node_id: str) -> list[dict[str, Any]]:
         """Return the node's metrics rows, without the final one."""

@@ -10,15 +10,17 @@ from temporalio.client import WorkflowFailureError
 from flowkit.activities.batches import puller
 from flowkit.models import TaskStatus
 from flowkit.models.temporal_names import FIRST_BATCH
-from tests.integration.handlers import Paced
 from tests.integration.harness import Harness, eventually, node
-from tests.integration.streaming import Sink, Source, assert_exact, signals, source, streaming
+from tests.integration.streaming import Sink, Source, Stuck, assert_exact, signals, source, streaming
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import chain, histories, replay
 from tests.integration.test_large_graphs import run_ids
 from tests.integration.test_streaming import finished, served
 
 pytestmark = pytest.mark.server
+
+LEASE_SEC = 4
+"""Long enough for a busy machine, whose event loops stand still for a second or two."""
 
 
 @pytest.mark.parametrize("fail_at", [1, 3])
@@ -48,24 +50,24 @@ async def test_totals_are_exact_when_the_child_is_retried(harness: Harness) -> N
 
 
 async def test_totals_are_exact_when_the_process_of_the_parent_is_killed(harness: Harness) -> None:
-    harness.settings["lease_ttl_sec"] = 2
+    harness.settings["lease_ttl_sec"] = LEASE_SEC
     await served(harness, Sink())
-    killed = harness.worker_process("Paced")
+    killed = harness.process("worker", "tests.integration.streaming:Stuck")
     task_id = await harness.create(
-        source(batches=12, role="paced", pause=0.3), streaming("b", "sink", "a"), streaming("c", "sink", "b")
+        source(batches=12, role="stuck", hold_at=6), streaming("b", "sink", "a"), streaming("c", "sink", "b")
     )
-    await harness.until_batches(task_id, "c", 2)
+    await harness.until_batches(task_id, "c", 6)
     killed.kill()
     killed.wait(10)
-    await harness.worker({"paced": Paced()})
+    await harness.worker({"stuck": Stuck()})
     await finished(harness, task_id)
     for name in ("b", "c"):
         await assert_exact(harness, task_id, name, 12)
-    assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2
+    assert (await harness.node(task_id, "a"))["attempt_epoch"] >= 2
 
 
 async def test_totals_are_exact_when_the_process_of_the_child_is_killed(harness: Harness) -> None:
-    harness.settings["lease_ttl_sec"] = 2
+    harness.settings["lease_ttl_sec"] = LEASE_SEC
     parent = Source()
     await served(harness, parent)
     killed = harness.process("worker", "tests.integration.streaming:Sink")
