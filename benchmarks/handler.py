@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from flowkit.worker import Batch, BatchResult, RoleHandler
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from flowkit.worker.context import RunContext
+
+
+_logger = logging.getLogger("bench")
 
 
 class OneBatch(RoleHandler):
@@ -25,3 +29,12 @@ class OneBatch(RoleHandler):
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Return one number as metrics."""
         return BatchResult(success=True, metrics={"n": 1})
+
+
+class OneLine(OneBatch):
+    """Logs one line for its batch."""
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Log, and return one number as metrics."""
+        _logger.info("read %s of %s", batch.batch_uid, ctx.node_id)
+        return await super().process_batch(batch, ctx)

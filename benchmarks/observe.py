@@ -1,8 +1,9 @@
-"""`python -m benchmarks.observe`: what metrics cost, in processor time of FlowKit's own processes.
+"""`python -m benchmarks.observe`: what metrics and kept lines cost, in processor time of FlowKit's own processes.
 
-Three engines with a worker each run the same tasks in turn: one pair measures itself and is read as Prometheus would,
-one does so without the metrics of Temporal's SDK, and one has no health port and measures nothing. A round has one
-sample of each, in alternating order. Its figures are the ratios to the processor time for a node without metrics.
+Three engines with a worker each run the same tasks in turn, whose handler logs one line: one pair keeps the lines,
+measures itself and is read as Prometheus would, one does so without the metrics of Temporal's SDK, and one has no
+health port, measures nothing and keeps no lines. A round has one sample of each, in alternating order. Its figures are
+the ratios to the processor time for a node of the latter.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import statistics
 import urllib.request
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -33,8 +35,9 @@ if TYPE_CHECKING:
 
     from benchmarks.processes import Processes
 
-ON, OWN, OFF = "all metrics", "without the SDK's", "off"
+ON, OWN, OFF = "metrics and lines", "without the SDK's metrics", "off"
 _ENVIRONMENTS: Final[dict[str, dict[str, str]]] = {ON: {}, OWN: {"FLOWKIT_SDK_METRICS": "0"}, OFF: {}}
+_KEEPS_NO_LINES = Path(__file__).with_name("no_lines.json")
 TARGET = 1.03
 """The largest ratio to aim at."""
 DATABASE = "flowkit"
@@ -46,9 +49,10 @@ def programs(side: str, ports: Sequence[int]) -> list[Program]:
     """Return engine and worker of a side, which measure themselves if they have ports."""
     health = [["--health-port", str(port)] for port in ports] or [[], []]
     queue = ("--queue", queue_of(side))
-    worker = ("worker", "benchmarks.handler:OneBatch", *queue, "--concurrency", "100", *health[1])
+    keeps = () if ports else ("--config", os.fspath(_KEEPS_NO_LINES))
+    worker = ("worker", "benchmarks.handler:OneLine", *queue, *keeps, "--concurrency", "100", *health[1])
     found = [
-        flowkit("engine", "engine", *queue, *health[0], side=side),
+        flowkit("engine", "engine", *queue, *keeps, *health[0], side=side),
         flowkit("worker", *worker, side=side),
     ]
     return [replace(each, environment=_ENVIRONMENTS[side]) for each in found]
@@ -132,7 +136,7 @@ async def _measure(processes: Processes, rounds: int, scrape_sec: float) -> None
 
 def _show(case: Case, taken: dict[str, list[float]]) -> None:
     off = taken[OFF]
-    typer.echo(f"{case.name}: {statistics.median(off):.2f} ms a node without metrics, {len(off)} rounds")
+    typer.echo(f"{case.name}: {statistics.median(off):.2f} ms a node without both, {len(off)} rounds")
     for side in (ON, OWN):
         ratios = [with_metrics / without for with_metrics, without in zip(taken[side], off, strict=True)]
         low, high = interval(ratios)
@@ -147,7 +151,7 @@ def main(
         float, typer.Option(min=0.1, help="Seconds between two reads of the metrics.")
     ] = 5.0,
 ) -> None:
-    """Compare engines and workers with and without metrics."""
+    """Compare engines and workers with and without metrics and kept lines."""
     with counted_stack() as (processes, _):
         uvloop.run(_measure(processes, rounds, scrape_sec))
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.integration.harness import node
+from tests.integration.handlers import TICK_SEC, Ticking
+from tests.integration.harness import eventually, node
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.server
 
+WRITE_LINES = 20
+"""The lines that may be logged while a write is on its way to MongoDB."""
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (\w+) +(\S+) (?:\[(\S+)\] )?(.*)")
 
 
@@ -52,6 +55,32 @@ async def test_lines_of_a_worker_process_are_printed_until_the_task_ends(
         2,
         "flowkit.handler",
     )
+
+
+async def test_killed_worker_loses_at_most_the_lines_of_its_last_second(
+    harness: Harness, program: Program
+) -> None:
+    """It writes once a second. As many lines are logged meanwhile as its event loop has time for, busy or not."""
+    harness.settings["lease_ttl_sec"] = 3
+    await harness.engine()
+    killed = harness.worker_process("Ticking")
+    logged = program.folder / "numbers"
+    inline = {"batches": 1, "file": str(logged)}
+    task_id = await harness.create(node("a", "ticking", inline=inline))
+
+    async def has_written_often() -> bool:
+        return await harness.db.attempt_logs.count_documents({"task_id": task_id}) >= 3
+
+    await eventually(has_written_often)
+    killed.kill()
+    killed.wait(10)
+    numbers = logged.read_text().splitlines()
+    await harness.worker({"ticking": Ticking()})
+    await harness.result(task_id)
+    output = await program.call("logs", "a", "--task", task_id, "--json", env=harness.environment)
+    kept = [json.loads(line)["text"] for line in output.out.splitlines()]
+    assert kept == numbers[: len(kept)]
+    assert len(kept) >= len(numbers) - 1 / TICK_SEC - WRITE_LINES
 
 
 async def test_command_says_why_there_are_no_lines(harness: Harness, program: Program) -> None:

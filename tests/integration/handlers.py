@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import time
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from flowkit.worker.context import RunContext
 
 
+TICK_SEC = 0.05
 BREAK_AT = 7
 """Number of the batch at which the first attempt of a Relay fails."""
 
@@ -138,6 +140,21 @@ class Chatty(Quick):
         if ctx.attempt_epoch == 1:
             raise ConnectionError("no route")
         ctx.log.warning("attempt %d ends", ctx.attempt_epoch, count=2)
+        return await super().process_batch(batch, ctx)
+
+
+class Ticking(Quick):
+    """Its first attempt logs a number each `TICK_SEC` seconds for ever, and writes it into a file, too."""
+
+    role = "ticking"
+
+    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
+        """Log until the process is killed, or return one metrics row unless it is the first attempt."""
+        with Path(batch.payload["file"]).open("a", buffering=1, encoding="utf-8") as numbers:  # noqa: ASYNC230
+            for number in count() if ctx.attempt_epoch == 1 else ():
+                ctx.log.info("%d", number)
+                numbers.write(f"{number}\n")
+                await asyncio.sleep(TICK_SEC)
         return await super().process_batch(batch, ctx)
 
 
