@@ -35,7 +35,7 @@ class Slow:
         begun, self._times = time.monotonic(), self._times - 1
         try:
             while self._times >= 0 and time.monotonic() - begun < SLOW_SEC:
-                time.sleep(0.01)
+                pass
         except BaseException as error:
             self.interrupted.append(error)
             raise
