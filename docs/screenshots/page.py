@@ -67,8 +67,10 @@ class _Work(RoleHandler):
         given = ctx.input_inline or {}
         await ctx.cancellable(asyncio.sleep(given.get("sec", 0.2)))
         if given.get("fails"):
+            ctx.log.warning("GET https://rates.example/daily: 503, tried three times")
             error = "the service returned 503 Service Unavailable"
             return BatchResult(success=False, reason_code="rates_unavailable", permanent=True, error=error)
+        ctx.log.info("rows read", rows=120)
         return BatchResult(success=True, metrics={"rows": 120})
 
 
@@ -167,6 +169,8 @@ async def page_pictures(mongo_url: str, web_ui: str, folder: Path) -> None:
         await page.locator("a.square.failed").first.focus()
         await page.screenshot(path=folder / "ui-schedules.png", animations="disabled", clip=_CLIP)
         await take("graph", "g.node.selected .state", node="enrich_orders")
+        await page.locator("aside .lines").evaluate("lines => lines.scrollIntoView({ block: 'end' })")
+        await page.locator("aside").screenshot(path=folder / "ui-log.png", animations="disabled")
         await take("timeline", ".timeline-row", node="exchange_rates", view="timeline")
         await end()
         await take("path", "g.node.on-path .share", node="enrich_orders", path="1")
