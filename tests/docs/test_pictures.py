@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 END = b"IEND\xaeB`\x82"
 MAX_BYTES = 250_000
-WIDTHS, HEIGHTS = range(400, 2_001), range(200, 2_001)
+WIDTHS, HEIGHTS = range(300, 2_001), range(200, 2_001)
 STATES = (
     *("list", "running", "waiting-for-retry", "held", "update", "decided", "routing"),
     *("no-worker", "failed", "cancelled", "finished"),

@@ -192,6 +192,11 @@ class Harness:
         except WorkflowFailureError as error:
             error.add_note(f"{error.cause!r}; {await self.statuses(task_id)}")
             raise
+        except TimeoutError as error:
+            history = await (await self.handle(task_id)).fetch_history()
+            events = [f"{each.event_time.ToJsonString()} {each.event_type}" for each in history.events[-12:]]
+            error.add_note(f"{events}; {await self.db.tasks.find_one({'id': task_id})}")
+            raise
 
     async def document(self, task_id: str) -> dict[str, Any]:
         """Return a task document."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -24,16 +25,26 @@ pytestmark = pytest.mark.server
 
 
 class Shared(Quick):
-    """Takes a while for each batch, and counts which attempt has processed it."""
+    """Takes a while for each batch, and counts which attempt has processed it.
+
+    The first batches are processed when `together` attempts have one.
+    """
 
     role = "shared"
 
-    def __init__(self, seconds: float = 0.02) -> None:
+    def __init__(self, seconds: float = 0.02, together: int = 1) -> None:
         self.seconds = seconds
         self.processed: Counter[int] = Counter()
+        self._together = together
+        self._begun: set[int] = set()
+        self._all_begun = asyncio.Event()
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Wait, and count."""
+        self._begun.add(ctx.attempt_epoch)
+        if len(self._begun) >= self._together:
+            self._all_begun.set()
+        await ctx.cancellable(self._all_begun.wait())
         await ctx.cancellable(wait_seconds(self.seconds))
         self.processed[ctx.attempt_epoch] += 1
         return await super().process_batch(batch, ctx)
@@ -45,7 +56,7 @@ def wide(node_id: str = "w", source: str = "a", parallel: int = 4, **fields: Any
 
 
 async def test_shards_process_the_batches_of_a_node_together(harness: Harness) -> None:
-    engine, shared = await harness.engine(), Shared()
+    engine, shared = await harness.engine(), Shared(together=4)
     await harness.worker({"quick": Quick(), "shared": shared}, concurrency=8)
     task_id = await harness.create(node("a", inline={"batches": 200}), wide(), node("end", "quick", "w"))
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED

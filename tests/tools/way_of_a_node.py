@@ -53,7 +53,7 @@ _PAUSES = (
 
 def leave_undisturbed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the processes of a test do nothing beside what is on the way."""
-    harness.settings |= {"sweep_sec": 3600, "lease_ttl_sec": 300}
+    harness.settings |= {"sweep_sec": 3600, "lease_ttl_sec": 60}
     monkeypatch.setenv("MONGO_DATABASE", harness.database)
     for module, pause in _PAUSES:
         monkeypatch.setattr(module, pause, 3600)
