@@ -107,7 +107,7 @@ def members_of_types(tree: ast.AST) -> set[ast.AST]:
     types = (
         node.slice
         for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal"
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal"
     )
     return {text for members in types for text in texts(members)}
 
