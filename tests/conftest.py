@@ -178,6 +178,9 @@ def collect_leftovers() -> None:
 def _addresses(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests that use the servers, and the processes they start, find them through the environment."""
     if "stack" in request.fixturenames:
+        assert request.node.get_closest_marker("server"), (
+            "a test that uses the servers needs the mark `server`"
+        )
         running: Stack = request.getfixturevalue("stack")
         for name, value in running.exports.items():
             monkeypatch.setenv(name, value)

@@ -116,7 +116,9 @@ def test_a_timeout_loses_no_cancel() -> None:
         place(path, f"{each.lineno}")
         for path in code()
         for each in ast.walk(tree(path))
-        if isinstance(each, ast.Attribute) and ast.unparse(each) == "asyncio.wait_for"
+        if isinstance(each, ast.Attribute)
+        and each.attr == "wait_for"
+        and ast.unparse(each) == "asyncio.wait_for"
     )
     assert [*calls] == []
 

@@ -53,6 +53,12 @@ _logger = logging.getLogger("flowkit.plugin")
 _PASSED_THROUGH = tuple(f"flowkit.{name}" for name in ("errors", "limits", "models", "reason_codes"))
 """Modules that a user's workflow imports to run tasks. Reloading them in the sandbox would slow down each workflow."""
 
+_PYTEST = "_pytest"
+"""The package of pytest, which rewrites FlowKit's modules so that they import it, because FlowKit has a plugin for it.
+
+Passed through as well: each workflow of a test would otherwise load its 80 modules anew.
+"""
+
 
 class FlowKitPlugin(SimplePlugin):
     """Makes your own Temporal worker run tasks, or the attempts of a role, in addition to its other work.
@@ -263,7 +269,7 @@ def _make_runner(runner: temporal.WorkflowRunner | None) -> temporal.WorkflowRun
     if isinstance(runner, OrderedRunner):
         return runner
     if isinstance(runner, SandboxedWorkflowRunner):
-        passed = runner.restrictions.with_passthrough_modules(*_PASSED_THROUGH)
+        passed = runner.restrictions.with_passthrough_modules(*_PASSED_THROUGH, _PYTEST)
         runner = replace(runner, restrictions=passed)
     return OrderedRunner(runner)
 

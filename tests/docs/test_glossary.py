@@ -26,10 +26,12 @@ ROW = re.compile(r"^\| \*\*(.+?)\*\* \| (.+) \|$", re.MULTILINE)
 
 
 def names() -> set[str]:
-    """Every name that the code defines or uses."""
+    """Every name that the code defines or uses, in the files in which one of the replaced names occurs as a word."""
     found: set[str] = set()
-    for path in (path for folder in CODE for path in (ROOT / folder).rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    replaced = re.compile(rf"\b(?:{'|'.join(REMOVED_NAMES)})\b")
+    texts = (path.read_text(encoding="utf-8") for folder in CODE for path in (ROOT / folder).rglob("*.py"))
+    for text in filter(replaced.search, texts):
+        for node in ast.walk(ast.parse(text)):
             match node:
                 case ast.Name(id=name) | ast.Attribute(attr=name) | ast.arg(arg=name):
                     found.add(name)

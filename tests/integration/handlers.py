@@ -113,14 +113,20 @@ class InlineDying(Dying):
 
 
 class Paced(Quick):
-    """Waits `pause` seconds in each batch. A cancel of the run ends the wait early."""
+    """Waits `pause` seconds in each batch. A cancel of the run ends the wait early.
+
+    Its first attempt waits at the batch `hold_at` until its process ends, so that a test cannot miss it.
+    """
 
     role = "paced"
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Wait, then return one metrics row. Record a cancel."""
+        number = batch.payload.get("number", batch.payload.get("meta", {}).get("number"))
+        held = ctx.attempt_epoch == 1 and number == (ctx.input_inline or {}).get("hold_at", -1)
+        pause = asyncio.Event().wait() if held else asyncio.sleep(batch.payload.get("pause", 0.1))
         try:
-            await ctx.cancellable(asyncio.sleep(batch.payload.get("pause", 0.1)))
+            await ctx.cancellable(pause)
         except asyncio.CancelledError:
             if ctx.cancelled():
                 attempt = f"{ctx.node_id}.{ctx.attempt_epoch}"

@@ -38,18 +38,6 @@ class Source(Quick):
         return await super().process_batch(batch, ctx)
 
 
-class Stuck(Quick):
-    """Stores numbered batches. Its first attempt waits at the batch `hold_at` until its process is killed."""
-
-    role = "stuck"
-
-    async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
-        """Wait, or return one metrics row."""
-        if ctx.attempt_epoch == 1 and batch.payload["number"] == batch.payload["hold_at"]:
-            await ctx.cancellable(asyncio.Event().wait())
-        return await super().process_batch(batch, ctx)
-
-
 class Sink(Quick):
     """Passes the batches that it pulls on, and records their numbers by node. Fails once, at the batch `fail_at`."""
 

@@ -177,7 +177,9 @@ async def test_killed_child_stops_holding_its_parent(harness: Harness) -> None:
     await harness.engine()
     await harness.worker({"source": AfterChild(harness)})
     killed = harness.worker_process("Paced")
-    task_id = await harness.create(parent(batches=60), child("paced"))
+    held = child("paced")
+    held["io"]["input_inline"]["hold_at"] = 5
+    task_id = await harness.create(parent(batches=60), held)
     await harness.until_batches(task_id, "child", 5)
     assert await harness.statuses(task_id) == {"parent": "running", "child": "running"}
     killed.kill()

@@ -126,8 +126,10 @@ async def test_streaming_stages_process_every_batch_once_under_kills_and_failure
     await assert_each_batch_once(harness, task_id, "extract", "enrich", "group")
 
 
-async def test_handler_that_blocks_its_loop_for_three_leases_keeps_its_node(harness: Harness) -> None:
-    harness.settings["lease_ttl_sec"] = 2
+async def test_handler_that_blocks_its_loop_for_longer_than_its_lease_keeps_its_node(
+    harness: Harness,
+) -> None:
+    harness.settings["lease_ttl_sec"] = 4
     await harness.engine()
     await harness.worker({"quick": LoopBlocker()})
     task_id = await harness.create(node("a", "quick", inline={"pause": 6.5}, retry_policy={"max": 0}))
@@ -141,7 +143,7 @@ async def test_paused_worker_loses_its_node_and_writes_nothing_when_it_resumes(
     harness.settings["lease_ttl_sec"] = 3
     await harness.engine()
     resumed_worker = harness.worker_process("Paced")
-    task_id = await harness.create(node("a", "paced", inline={"batches": 6, "pause": 0.5}))
+    task_id = await harness.create(node("a", "paced", inline={"batches": 4, "pause": 1.5}))
     await harness.until_batches(task_id, "a", 2)
     lost = (await harness.node(task_id, "a"))["lease"]["worker_id"]
     resumed_worker.send_signal(signal.SIGSTOP)

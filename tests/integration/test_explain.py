@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.integration.harness import Harness
 
 RETRY = {"retry_policy": {"max": 1, "backoff_sec": 0.3}}
-LEASE_SEC = 2.0
+LEASE_SEC = 4.0
 
 
 def check_sums(report: dict[str, Any]) -> None:
@@ -30,6 +30,7 @@ def check_sums(report: dict[str, Any]) -> None:
     assert min(report["parts"].values()) >= 0
 
 
+@pytest.mark.server
 async def test_retries_approvals_and_kills_are_parts_of_the_time_of_a_task(harness: Harness) -> None:
     harness.settings |= {"lease_ttl_sec": LEASE_SEC}
     await harness.engine()

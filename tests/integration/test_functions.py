@@ -172,9 +172,9 @@ async def test_slow_function_fails_with_its_own_timeout(harness: Harness) -> Non
 
 async def test_long_function_keeps_its_lease(harness: Harness) -> None:
     async def long(task_id: str) -> None:
-        await wait_seconds(4.5)
+        await wait_seconds(6.0)
 
-    harness.settings["lease_ttl_sec"] = 1.5
+    harness.settings["lease_ttl_sec"] = 4
     await harness.engine(long=long)
     task_id = await harness.create(call("l", "long", **ONCE))
     await harness.result(task_id)

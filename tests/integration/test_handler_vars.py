@@ -24,7 +24,7 @@ pytestmark = pytest.mark.server
 async def test_increments_count_once_after_the_end_of_a_node_killed_its_process(
     harness: Harness, engine_dies: bool
 ) -> None:
-    harness.settings["lease_ttl_sec"] = 2
+    harness.settings["lease_ttl_sec"] = 4
     worker = harness.worker_process("Dying")
     engine = harness.engine_process("InlineDying") if engine_dies else None
     if engine is None:

@@ -13,6 +13,7 @@ from flowkit.models import TaskStatus
 from flowkit.worker.runner import Worker, WorkerConfig
 from tests.integration.handlers import ALL
 from tests.integration.harness import node
+from tests.integration.streaming import Source
 
 if TYPE_CHECKING:
     from tests.integration.harness import Harness
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 NO_RETRIES: dict[str, Any] = {"retry_policy": {"max": 0}}
+LEASE_SEC = 4
+"""Long enough for a busy machine, whose event loops stand still for a second or two."""
+HELD: dict[str, Any] = {"batches": 6, "pause": 0, "hold_at": 2}
+"""The input of a node whose first attempt stores two batches and no other one."""
 
 
 async def assert_every_batch_counts_once(harness: Harness, task_id: str, node_id: str, batches: int) -> None:
@@ -32,16 +37,18 @@ async def assert_every_batch_counts_once(harness: Harness, task_id: str, node_id
 
 
 async def test_task_continues_after_its_engine_is_killed(harness: Harness) -> None:
-    await harness.worker()
+    parent = Source()
+    await harness.worker({"source": parent, **ALL})
     killed = harness.engine_process()
     task_id = await harness.create(
-        node("a", "paced", inline={"batches": 8, "pause": 0.2}, **NO_RETRIES),
+        node("a", "source", inline={"batches": 8, "hold_at": 2}, **NO_RETRIES),
         node("b", "quick", "a", **NO_RETRIES),
         node("c", "coordinator_fn", "b", **NO_RETRIES),
     )
     await harness.until_batches(task_id, "a", 2)
     killed.kill()
     killed.wait(10)
+    parent.gates["a"].set()
     await harness.until_batches(task_id, "a", 8)
     harness.engine_process()
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
@@ -51,12 +58,10 @@ async def test_task_continues_after_its_engine_is_killed(harness: Harness) -> No
 
 
 async def test_node_of_a_killed_worker_moves_to_another_worker(harness: Harness) -> None:
-    harness.settings["lease_ttl_sec"] = 2
+    harness.settings["lease_ttl_sec"] = LEASE_SEC
     await harness.engine()
     killed = harness.worker_process("Paced")
-    task_id = await harness.create(
-        node("a", "paced", inline={"batches": 6, "pause": 0.4}, **NO_RETRIES), node("b", "quick", "a")
-    )
+    task_id = await harness.create(node("a", "paced", inline=HELD, **NO_RETRIES), node("b", "quick", "a"))
     await harness.until_batches(task_id, "a", 2)
     killed.kill()
     killed.wait(10)
@@ -67,11 +72,11 @@ async def test_node_of_a_killed_worker_moves_to_another_worker(harness: Harness)
 
 
 async def test_pulling_node_resumes_after_its_worker_is_killed(harness: Harness) -> None:
-    harness.settings["lease_ttl_sec"] = 2
+    harness.settings["lease_ttl_sec"] = LEASE_SEC
     await harness.engine()
     feeder = harness.worker_process("Quick")
     killed = harness.worker_process("Paced")
-    pull = {"input_adapter": "pull.from_artifacts"}
+    pull = {"input_adapter": "pull.from_artifacts", "hold_at": 5}
     task_id = await harness.create(
         node("up", inline={"batches": 30}),
         node("down", "paced", "up", inline=pull, **NO_RETRIES),
@@ -92,7 +97,7 @@ async def test_stopped_worker_hands_its_node_over_without_using_budget(harness: 
     harness.settings["lease_ttl_sec"] = 600
     await harness.engine()
     stopped = harness.worker_process("Paced")
-    task_id = await harness.create(node("a", "paced", inline={"batches": 6, "pause": 0.4}, **NO_RETRIES))
+    task_id = await harness.create(node("a", "paced", inline=HELD, **NO_RETRIES))
     await harness.until_batches(task_id, "a", 2)
     await harness.worker()
     stopped.send_signal(signal.SIGTERM)

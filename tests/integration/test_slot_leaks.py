@@ -88,10 +88,12 @@ async def until_started(harness: Harness, count: int) -> None:
 
 
 async def test_killed_worker_frees_its_slot_for_the_next_attempt(harness: Harness) -> None:
-    harness.settings["lease_ttl_sec"] = 2
+    harness.settings["lease_ttl_sec"] = 4
     await limited(harness)
     killed = harness.worker_process("Paced")
-    task_id = await harness.create(node("a", "paced", inline={"pause": 1.5}, retry_policy={"max": 0}))
+    task_id = await harness.create(
+        node("a", "paced", inline={"pause": 0, "hold_at": 0}, retry_policy={"max": 0})
+    )
     await harness.until_node(task_id, "a", "running")
     killed.kill()
     killed.wait(10)

@@ -11,7 +11,7 @@ from flowkit.activities.batches import puller
 from flowkit.models import TaskStatus
 from flowkit.models.temporal_names import FIRST_BATCH
 from tests.integration.harness import Harness, eventually, node
-from tests.integration.streaming import Sink, Source, Stuck, assert_exact, signals, source, streaming
+from tests.integration.streaming import Sink, Source, assert_exact, signals, source, streaming
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import chain, histories, replay
 from tests.integration.test_large_graphs import run_ids
@@ -52,14 +52,14 @@ async def test_totals_are_exact_when_the_child_is_retried(harness: Harness) -> N
 async def test_totals_are_exact_when_the_process_of_the_parent_is_killed(harness: Harness) -> None:
     harness.settings["lease_ttl_sec"] = LEASE_SEC
     await served(harness, Sink())
-    killed = harness.process("worker", "tests.integration.streaming:Stuck")
+    killed = harness.worker_process("Paced")
     task_id = await harness.create(
-        source(batches=12, role="stuck", hold_at=6), streaming("b", "sink", "a"), streaming("c", "sink", "b")
+        source(batches=12, role="paced", hold_at=6), streaming("b", "sink", "a"), streaming("c", "sink", "b")
     )
     await harness.until_batches(task_id, "c", 6)
     killed.kill()
     killed.wait(10)
-    await harness.worker({"stuck": Stuck()})
+    await harness.worker()
     await finished(harness, task_id)
     for name in ("b", "c"):
         await assert_exact(harness, task_id, name, 12)

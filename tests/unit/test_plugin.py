@@ -114,7 +114,7 @@ async def test_sandbox_passes_flowkit_records_through_and_keeps_user_modules() -
             workflow_runner=mine,
             plugins=[Spy(db=memory_database())],
         )
-    assert {"mine", "flowkit.models"} <= seen[0].inner.restrictions.passthrough_modules
+    assert {"mine", "flowkit.models", "_pytest"} <= seen[0].inner.restrictions.passthrough_modules
 
 
 async def test_poisoned_history_is_detected() -> None:

@@ -32,6 +32,10 @@ NAMING = {
 """Functions of Temporal's SDK whose first argument, or argument `name`, is a name in Temporal."""
 
 
+WITHOUT_TEXTS = (ast.Name, ast.Attribute, ast.expr_context, ast.arg)
+"""Most nodes of a syntax tree, which give no value to anything."""
+
+
 def constants(module: ModuleType) -> set[str]:
     """Return the texts that a module defines under names in capitals."""
     return {value for name, value in vars(module).items() if name.isupper() and isinstance(value, str)}
@@ -92,22 +96,22 @@ def places_of_names(node: ast.AST) -> Iterator[ast.AST | None]:
             yield from others
 
 
-def members_of_enums(tree: ast.AST) -> set[ast.AST]:
+def members_of_enums(nodes: list[ast.AST]) -> set[ast.AST]:
     """Return the values of enumerations, which are vocabularies of their own."""
     enums = (
         node
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.ClassDef) and any("Enum" in ast.unparse(base) for base in node.bases)
     )
     return {line.value for enum in enums for line in enum.body if isinstance(line, ast.Assign)}
 
 
-def members_of_types(tree: ast.AST) -> set[ast.AST]:
+def members_of_types(nodes: list[ast.AST]) -> set[ast.AST]:
     """Return the texts of `Literal` types, where Python allows no names."""
     types = (
         node.slice
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "Literal"
+        for node in nodes
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal"
     )
     return {text for members in types for text in texts(members)}
 
@@ -119,9 +123,12 @@ def first_word(value: object) -> str:
 
 def literals(tree: ast.AST) -> set[tuple[int, str]]:
     """Return the line and the text of each code and name that is written as a literal."""
-    members = members_of_enums(tree) | members_of_types(tree)
+    nodes = [*ast.walk(tree)]
+    members = members_of_enums(nodes) | members_of_types(nodes)
     found = set()
-    for node in ast.walk(tree):
+    for node in nodes:
+        if isinstance(node, WITHOUT_TEXTS):
+            continue
         written = [text for place in places_of_codes(node) for text in texts(place) if text.value in CODES]
         written += [text for place in places_of_names(node) for text in texts(place)]
         if isinstance(node, ast.Constant) and first_word(node.value) in COMPOUND and node not in members:

@@ -25,12 +25,12 @@ pytestmark = pytest.mark.server
 async def test_engine_and_handler_are_killed_and_the_flow_finishes_with_each_job_run_once(
     world: FlowWorld,
 ) -> None:
-    world.harness.settings["lease_ttl_sec"] = 2
+    world.harness.settings["lease_ttl_sec"] = 4
     await world.start(engine=False, runs_jobs=False)
     await world.create(
         {
-            1: {"script": "sleep:2"},
-            2: {"script": "sleep:2", "timeout": 90},
+            1: {"script": "sleep:5"},
+            2: {"script": "sleep:5", "timeout": 90},
             3: {"depends": [1, 2]},
             4: {"depends": [3], "prerequisites": ["go"]},
         }
