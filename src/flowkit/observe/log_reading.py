@@ -20,7 +20,7 @@ from flowkit.products import KeptLine, LinePage
 from flowkit.protocol.messages import EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 
     from flowkit.adapters.mongo import Database
 
@@ -65,38 +65,14 @@ class HandlerLogReader:
         """Return how long lines are kept; None for ever."""
         return await self._store.kept_sec()
 
-    async def lines(
+    def lines(
         self, task_id: str, node_id: str | None = None, *, attempt: int | None = None, level: str = "DEBUG"
     ) -> AsyncIterator[list[KeptLine]]:
         """Yield the lines so far, oldest first; then, again and again, an empty list and new ones."""
         wanted: Row = {"task_id": task_id}
         wanted |= {} if node_id is None else {"node_id": node_id}
         wanted |= {} if attempt is None else {"attempt_epoch": attempt}
-        numbers, seen = _Numbers(level), dict[str, datetime]()
-        while True:
-            async for read in _in_order(self._new_rows(wanted, seen), numbers):
-                if lines := numbers.choose(read):
-                    yield lines
-            yield []
-
-    async def _new_rows(self, wanted: Row, seen: dict[str, datetime]) -> AsyncIterator[Row]:
-        """Yield the rows that are not in `seen`, in the order of their first lines, and note them there.
-
-        Rows that began long before the newest one are not looked for, and forgotten.
-        """
-        if seen:
-            since = max(seen.values()) - _LATE
-            wanted = {**wanted, "at": {"$gte": since}}
-            for gone in [row_id for row_id, at in seen.items() if at < since]:
-                del seen[gone]
-        events = [_row_of_event(each) for each in await self._store.find_events(wanted)]
-        pending = deque(each for each in events if each["_id"] not in seen)
-        async for row in self._store.find(wanted, without=[*seen]):
-            while pending and pending[0]["at"] <= utc(row["at"]):
-                yield _note(pending.popleft(), seen)
-            yield _note(row, seen)
-        while pending:
-            yield _note(pending.popleft(), seen)
+        return _Followed(self._store, wanted, level)
 
     async def page(
         self,
@@ -111,10 +87,11 @@ class HandlerLogReader:
     ) -> LinePage:
         """Return the last lines of an attempt; or those before one place; or the first ones after another place."""
         wanted = {"task_id": task_id, "node_id": node_id, "attempt_epoch": attempt}
-        numbers = _Numbers(level)
         lines: list[KeptLine] = []
-        async for read in _in_order(self._new_rows(wanted, {}), numbers):
-            lines += numbers.choose(read)
+        async for found in _Followed(self._store, wanted, level):
+            if not found:
+                break
+            lines += found
         first, last = 0, len(lines)
         if after:
             first = next((place for place, each in enumerate(lines) if each.place > after), last)
@@ -125,9 +102,58 @@ class HandlerLogReader:
         return LinePage(lines=lines[first:last], earlier=first > 0, later=last < len(lines))
 
 
-def _note(row: Row, seen: dict[str, datetime]) -> Row:
-    seen[row["_id"]] = utc(row["at"])
-    return row
+class _Followed:
+    """The lines of a task as they come. A step that has failed can be repeated: no line is lost or comes twice."""
+
+    def __init__(self, store: LogStore, wanted: Row, level: str) -> None:
+        self._store = store
+        self._wanted = wanted
+        self._numbers = _Numbers(level)
+        self._seen: dict[str, datetime] = {}
+        """When the rows began that were read, by their ids."""
+        self._waiting: list[_Read] = []
+        """Lines that may come after those of rows that are still to be read."""
+        self._look: AsyncGenerator[list[KeptLine]] | None = None
+
+    def __aiter__(self) -> AsyncIterator[list[KeptLine]]:
+        return self
+
+    async def __anext__(self) -> list[KeptLine]:
+        look, self._look = self._look or self._new_lines(), None
+        if (found := await anext(look, None)) is None:
+            return []
+        self._look = look
+        return found
+
+    async def _new_lines(self) -> AsyncGenerator[list[KeptLine]]:
+        async for row in self._new_rows():
+            self._seen[row["_id"]] = utc(row["at"])
+            for line in self._numbers.read(row):
+                heapq.heappush(self._waiting, line)
+            if lines := self._numbers.choose(_pop_before(self._waiting, utc(row["at"]))):
+                yield lines
+        if lines := self._numbers.choose(_pop_before(self._waiting, None)):
+            yield lines
+
+    async def _new_rows(self) -> AsyncIterator[Row]:
+        """Yield the rows that were not seen, in the order of their first lines.
+
+        Rows that began long before the newest one are not looked for, and forgotten.
+        """
+        wanted = self._wanted
+        if self._seen:
+            since = max(self._seen.values()) - _LATE
+            wanted = {**wanted, "at": {"$gte": since}}
+            for gone in [row_id for row_id, at in self._seen.items() if at < since]:
+                del self._seen[gone]
+        events = [_row_of_event(each) for each in await self._store.find_events(wanted)]
+        pending = deque(each for each in events if each["_id"] not in self._seen)
+        async for row in self._store.find(wanted, without=[*self._seen]):
+            while pending and pending[0]["at"] <= utc(row["at"]):
+                yield pending.popleft()
+            yield row
+        while pending:
+            yield pending.popleft()
 
 
 class _Numbers:
@@ -162,17 +188,6 @@ class _Numbers:
             elif left_out:
                 self._carried[key] = left_out
         return chosen
-
-
-async def _in_order(rows: AsyncIterator[Row], numbers: _Numbers) -> AsyncIterator[list[_Read]]:
-    """Yield the lines of rows in the order of their times. The rows are in the order of their first lines."""
-    waiting: list[_Read] = []
-    async for row in rows:
-        if ready := _pop_before(waiting, utc(row["at"])):
-            yield ready
-        for line in numbers.read(row):
-            heapq.heappush(waiting, line)
-    yield _pop_before(waiting, None)
 
 
 def _pop_before(waiting: list[_Read], at: datetime | None) -> list[_Read]:
