@@ -152,6 +152,8 @@ class LinePage:
     """Whether there are lines before them."""
     later: bool
     """Whether there are lines after them."""
+    end: str
+    """The place after which the next page begins; lines of a lower level before it need not be read again."""
 
 
 class LogReader(Protocol):

@@ -13,6 +13,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,7 +28,7 @@ from flowkit.cli.tasks.lines import LineOptions, _has_ended, _print_found
 from flowkit.client import TaskCatalog
 from flowkit.config import WorkerConfig
 from flowkit.core import handler_lines
-from flowkit.core.handler_lines import CaptureHandler, begin_attempt, end_attempt
+from flowkit.core.handler_lines import CaptureHandler, HandlerLine, begin_attempt, end_attempt
 from flowkit.errors import StoreUnavailable
 from flowkit.observe.log_keeper import HandlerLogKeeper
 from flowkit.observe.log_reading import HandlerLogReader
@@ -493,6 +494,40 @@ async def test_pages_of_an_attempt_meet_each_other(kept: Kept) -> None:
     await kept.run(lambda: SHOP.info("new"), epoch=own.epoch)
     await kept.keeper.flush()
     assert [each.text for each in (await reader.page(*place, after=last.lines[-1].place)).lines] == ["new"]
+
+
+async def test_page_after_a_place_reads_what_is_new(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It continues behind lines of a lower level, and numbers what it has not read."""
+    clock, find, read_rows = time.time(), LogStore.find, list[str]()
+
+    async def count(store: LogStore, wanted: Any, **options: Any) -> AsyncIterator[Any]:
+        async for row in find(store, wanted, **options):
+            read_rows.append(row["_id"])
+            yield row
+
+    own = attempt()
+    buffers = [kept.keeper.sink(replace(own, shard=shard), "w-1") for shard in (1, 2)]
+
+    async def log(after_sec: float, level: int, *, shard: int = 1) -> None:
+        buffer = buffers[shard - 1]
+        assert buffer is not None
+        buffer.add(HandlerLine(clock + after_sec, level, "shop", f"at {after_sec}"))
+        await kept.keeper.flush()
+
+    for number in range(10):
+        await log(number, logging.ERROR if number == 0 else logging.INFO, shard=1 + number % 2)
+    monkeypatch.setattr(LogStore, "find", count)
+    reader, place = HandlerLogReader(kept.db), (own.task_id, own.node_id, own.epoch)
+    page = await reader.page(*place, level="ERROR")
+    assert ([each.text for each in page.lines], len(read_rows)) == (["at 0"], 10)
+    read_rows.clear()
+    await log(10, logging.INFO)
+    await log(11, logging.INFO, shard=2)
+    assert (await reader.page(*place, level="ERROR", after=page.end)).lines == []
+    assert len(read_rows) == 3
+    every = await reader.page(*place, after=page.end)
+    assert [(each.text, each.left_out) for each in every.lines] == [("at 10", 0), ("at 11", 0)]
+    assert (await reader.page(*place, after=every.end)).end == every.end
 
 
 async def test_who_follows_a_task_gets_each_line_once(kept: Kept) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import re
 from collections import deque
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -39,6 +40,9 @@ _SAID: Final = ("batch_uid", "batches", "reason_code", "error", "reason")
 
 EVENTS: Final = "worker_events"
 """The logger of what events say."""
+
+_PLACE: Final = re.compile(r"00(?P<ms>\d{13})\.(?P<row>.+)\.(?P<number>\d{9,12})")
+"""A place, as `_to_line` makes it: the time, the row, and the number of the line."""
 
 Row = dict[str, Any]
 Attempt = tuple[str, int, int]
@@ -86,29 +90,39 @@ class HandlerLogReader:
         limit: int = 200,
     ) -> LinePage:
         """Return the last lines of an attempt; or those before one place; or the first ones after another place."""
-        wanted = {"task_id": task_id, "node_id": node_id, "attempt_epoch": attempt}
+        wanted: Row = {"task_id": task_id, "node_id": node_id, "attempt_epoch": attempt}
+        if after and (at := _time_of(after)) is not None:
+            wanted |= {"at": {"$gte": at - _LATE}, "until": {"$gte": at}}
+        followed = _Followed(self._store, wanted, level, after)
         lines: list[KeptLine] = []
-        async for found in _Followed(self._store, wanted, level):
-            if not found:
-                break
+        async for found in followed:
             lines += found
-        first, last = 0, len(lines)
+            if not found or (after and len(lines) > limit):
+                break
         if after:
-            first = next((place for place, each in enumerate(lines) if each.place > after), last)
-            last = min(last, first + limit)
-        else:
-            last = next((place for place, each in enumerate(lines) if before and each.place >= before), last)
-            first = max(0, last - limit)
-        return LinePage(lines=lines[first:last], earlier=first > 0, later=last < len(lines))
+            later = len(lines) > limit
+            end = lines[limit - 1].place if later else followed.end
+            return LinePage(lines=lines[:limit], earlier=True, later=later, end=end)
+        last = next(
+            (place for place, each in enumerate(lines) if before and each.place >= before), len(lines)
+        )
+        first = max(0, last - limit)
+        later = last < len(lines)
+        end = before if later else followed.end
+        return LinePage(lines=lines[first:last], earlier=first > 0, later=later, end=end)
 
 
 class _Followed:
     """The lines of a task as they come. A step that has failed can be repeated: no line is lost or comes twice."""
 
-    def __init__(self, store: LogStore, wanted: Row, level: str) -> None:
+    def __init__(self, store: LogStore, wanted: Row, level: str, after: str = "") -> None:
+        """Prepare to read the rows that `wanted` selects. Lines up to the place `after` are left out."""
+        self.end = after
+        """The place of the last line that was read. No line before it tells of others that are missing."""
         self._store = store
         self._wanted = wanted
-        self._numbers = _Numbers(level)
+        self._after = after
+        self._numbers = _Numbers(level, after)
         self._seen: dict[str, datetime] = {}
         """When the rows began that were read, by their ids."""
         self._waiting: list[_Read] = []
@@ -127,13 +141,26 @@ class _Followed:
 
     async def _new_lines(self) -> AsyncGenerator[list[KeptLine]]:
         async for row in self._new_rows():
+            if self._after and not self._numbers.knows(row):
+                self._numbers.begin(row, await self._store.number_before(row["_id"]))
             self._seen[row["_id"]] = utc(row["at"])
             for line in self._numbers.read(row):
-                heapq.heappush(self._waiting, line)
-            if lines := self._numbers.choose(_pop_before(self._waiting, utc(row["at"]))):
+                if line.line.place > self._after:
+                    heapq.heappush(self._waiting, line)
+            if lines := self._choose_before(utc(row["at"])):
                 yield lines
-        if lines := self._numbers.choose(_pop_before(self._waiting, None)):
+        if lines := self._choose_before(None):
             yield lines
+
+    def _choose_before(self, at: datetime | None) -> list[KeptLine]:
+        """Return the lines of the wanted level that waited and were logged before a time."""
+        chosen = []
+        while self._waiting and (at is None or self._waiting[0].at < at):
+            read = heapq.heappop(self._waiting)
+            chosen += self._numbers.choose(read)
+            if not self._numbers.carries():
+                self.end = read.line.place
+        return chosen
 
     async def _new_rows(self) -> AsyncIterator[Row]:
         """Yield the rows that were not seen, in the order of their first lines.
@@ -159,42 +186,59 @@ class _Followed:
 class _Numbers:
     """Knows which lines of each log come next, and which of those that are shown follows others that were left out."""
 
-    def __init__(self, level: str) -> None:
+    def __init__(self, level: str, after: str) -> None:
+        """Begin at the first lines, or behind the place `after`."""
         self._least = int(logging.getLevelNamesMapping()[level.upper()])
         self._last: dict[str, int] = {}
         """The number of the last line that was read, by log."""
         self._carried: dict[Attempt, int] = {}
         """Number of lines left out before lines that are not shown, by attempt."""
+        if found := _PLACE.fullmatch(after):
+            self._last[_log_of(found["row"])] = int(found["number"])
+
+    def knows(self, row: Row) -> bool:
+        """Return whether it is known which line comes before a row."""
+        return row["lines"][0]["n"] == 1 or _log_of(str(row["_id"])) in self._last
+
+    def begin(self, row: Row, number: int) -> None:
+        """Note the number of the line before a row."""
+        self._last[_log_of(str(row["_id"]))] = number
+
+    def carries(self) -> bool:
+        """Return whether lines were left out that no line tells of yet."""
+        return bool(self._carried)
 
     def read(self, row: Row) -> Iterator[_Read]:
         """Yield the lines of a row."""
         row_id = str(row["_id"])
-        log = row_id.partition("-")[0]
+        log = _log_of(row_id)
         for each in row["lines"]:
             left_out = each["n"] - self._last.get(log, 0) - 1
             self._last[log] = each["n"]
             at = utc(each["at"])
             yield _Read(at, row_id, each["n"], each["level"], _to_line(row, each, at, max(0, left_out)))
 
-    def choose(self, read: list[_Read]) -> list[KeptLine]:
-        """Return the lines of the wanted level."""
-        chosen = []
-        for each in read:
-            line = each.line
-            key = line.node_id, line.attempt, line.shard
-            left_out = line.left_out + self._carried.pop(key, 0)
-            if each.level >= self._least:
-                chosen.append(line if left_out == line.left_out else replace(line, left_out=left_out))
-            elif left_out:
-                self._carried[key] = left_out
-        return chosen
+    def choose(self, read: _Read) -> list[KeptLine]:
+        """Return the line if it has the wanted level."""
+        line = read.line
+        key = line.node_id, line.attempt, line.shard
+        left_out = line.left_out + self._carried.pop(key, 0)
+        if read.level >= self._least:
+            return [line if left_out == line.left_out else replace(line, left_out=left_out)]
+        if left_out:
+            self._carried[key] = left_out
+        return []
 
 
-def _pop_before(waiting: list[_Read], at: datetime | None) -> list[_Read]:
-    ready = []
-    while waiting and (at is None or waiting[0].at < at):
-        ready.append(heapq.heappop(waiting))
-    return ready
+def _log_of(row_id: str) -> str:
+    """Return the id of the log of an attempt in one process that a row is a part of."""
+    return row_id.partition("-")[0]
+
+
+def _time_of(place: str) -> datetime | None:
+    """Return the time of a place; None for a text that is no place."""
+    found = _PLACE.fullmatch(place)
+    return found and datetime.fromtimestamp(int(found["ms"]) / 1000, UTC)
 
 
 def _to_line(row: Row, line: Row, at: datetime, left_out: int) -> KeptLine:
