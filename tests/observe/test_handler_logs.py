@@ -29,6 +29,7 @@ from flowkit.client import TaskCatalog
 from flowkit.config import WorkerConfig
 from flowkit.core import handler_lines
 from flowkit.core.handler_lines import CaptureHandler, HandlerLine, begin_attempt, end_attempt
+from flowkit.core.instruments import LOG_LINES_DROPPED
 from flowkit.errors import StoreUnavailable
 from flowkit.observe.log_keeper import HandlerLogKeeper
 from flowkit.observe.log_reading import HandlerLogReader
@@ -38,6 +39,7 @@ from flowkit.worker import Batch, BatchResult, RoleHandler
 from tests.contract.builders import attempt
 from tests.unit.event_loop import let_other_tasks_run
 from tests.unit.handler_runs import node
+from tests.unit.measured import measuring
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -643,6 +645,14 @@ async def test_outage_of_mongodb_keeps_lines_waiting(kept: Kept, monkeypatch: py
         assert not await kept.keeper.flush()
     assert kept.keeper.health.last_error == "no server responds"
     assert sorted(await kept.texts()) == ["one", "two"]
+
+
+async def test_dropped_lines_are_counted_from_zero(kept: Kept) -> None:
+    """Prometheus sees no increase in a counter that appears with its first value."""
+    with measuring() as measured:
+        await kept.run(lambda: SHOP.info("one"))
+    role = attempt().role
+    assert measured.counted(LOG_LINES_DROPPED) == {(role, "outage"): 0, (role, "refused"): 0}
 
 
 async def test_busy_attempt_causes_one_write_at_a_time(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

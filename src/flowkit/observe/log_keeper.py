@@ -66,6 +66,8 @@ class HandlerLogKeeper:
         role = attempt.role
         if role not in self._levels:
             self._levels[role] = self._settings.kept_level(role)
+            for reason in (OUTAGE, REFUSED):  # From 0, so that Prometheus sees the first ones as an increase.
+                LOG_LINES_DROPPED.add(role, reason, amount=0)
         level = self._levels[role]
         if level is None or self._running is None:
             return None
