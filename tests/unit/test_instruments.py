@@ -179,7 +179,7 @@ async def test_failed_calls_to_mongodb_count_by_their_error(error: Exception, re
 
 
 def test_commands_to_mongodb_are_measured_by_their_kind_and_those_that_fail_too() -> None:
-    given = timedelta(milliseconds=20), {}
+    given: tuple[timedelta, dict[str, Any]] = (timedelta(milliseconds=20), {})
     with measuring() as measured:
         times = CommandTimes()
         times.succeeded(CommandSucceededEvent(*given, "find", 1, ("h", 1), None, database_name="d"))

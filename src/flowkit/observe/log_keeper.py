@@ -194,6 +194,6 @@ class HandlerLogKeeper:
             self._rows += buffer.take()[0]
         self._due.clear()
         self._changed.clear()
-        if lost := sum(row.levels.total() for row in self._rows):
+        if lost := sum(sum(row.levels.values()) for row in self._rows):
             _logger.warning("%d lines of handlers were not written", lost)
             self._release(OUTAGE)
