@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
-from pymongo import ReadPreference, WriteConcern
+from pymongo import ReadPreference, WriteConcern, monitoring
 from pymongo import errors as pymongo_errors
 from pymongo.read_concern import ReadConcern
 
-from flowkit.core.instruments import ERRORS
+from flowkit.core.instruments import COMMAND_TIME, ERRORS
 from flowkit.errors import (
     ConfigError,
     FlowKitError,
@@ -65,6 +65,11 @@ _PERMANENT_CODES = _TOO_LARGE_CODES | frozenset(
 )
 """Server codes of errors that no retry can fix. FlowKit retries every other code, known or unknown."""
 
+_MEASURED_COMMANDS = frozenset(
+    {"find", "getMore", "insert", "update", "delete", "findAndModify", "aggregate", "distinct"}
+)
+"""The commands whose times are told apart."""
+
 DUPLICATE_KEY = 11000
 """Server code of a write that a unique index rejects."""
 
@@ -93,6 +98,23 @@ _logger = logging.getLogger("flowkit.store")
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+class CommandTimes(monitoring.CommandListener):
+    """Measures how long the commands of a client take. Give it to the client as one of its `event_listeners`."""
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        """Do nothing."""
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        """Note the time of a command."""
+        name = event.command_name
+        COMMAND_TIME.observe(event.duration_micros / 1e6, name if name in _MEASURED_COMMANDS else "other")
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        """Note the time of a command that has failed, too: those that time out are the slowest."""
+        name = event.command_name
+        COMMAND_TIME.observe(event.duration_micros / 1e6, name if name in _MEASURED_COMMANDS else "other")
 
 
 def durable(db: Database) -> Database:

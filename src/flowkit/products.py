@@ -152,6 +152,8 @@ class LinePage:
     """Whether there are lines before them."""
     later: bool
     """Whether there are lines after them."""
+    end: str
+    """The place after which the next page begins; lines of a lower level before it need not be read again."""
 
 
 class LogReader(Protocol):
@@ -162,7 +164,8 @@ class LogReader(Protocol):
     ) -> AsyncIterator[list[KeptLine]]:
         """Yield the lines of a task, of a node or of an attempt so far, oldest first; then, again and again, new ones.
 
-        An empty list means that there are no more at present; the next step looks again. The caller pauses.
+        An empty list means that there are no more at present; the next step looks again. The caller pauses. A step
+        that has raised StoreUnavailable can be repeated: no line is lost, and none comes twice.
         """
 
     async def page(

@@ -15,6 +15,7 @@ OF_PROCESSES = {
     "flowkit_loop_last_success_timestamp_seconds": {"loop"},
     "flowkit_loop_last_error_timestamp_seconds": {"loop"},
     "process_cpu_seconds_total": set[str](),
+    "process_start_time_seconds": set[str](),
     "process_resident_memory_bytes": set[str](),
     "up": set[str](),
     "ALERTS": {"alertname", "alertstate", "severity"},

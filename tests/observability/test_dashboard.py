@@ -48,8 +48,8 @@ def names_and_labels(expression: str) -> tuple[set[str], set[str]]:
     """Return the metrics that an expression names, and all labels that it groups or selects by."""
     plain = re.sub(r'"[^"]*"', '""', expression)
     selected = re.findall(r"(\w+)\s*(?:=~|!~|!=|=)\"", plain)
-    grouped = ",".join(re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", plain))
-    plain = re.sub(r"\b(?:by|on)\s*\([^)]*\)|\{[^}]*\}|\[[^\]]*\]|\boffset\s+\w+", " ", plain)
+    grouped = ",".join(re.findall(r"\b(?:by|on|without)\s*\(([^)]*)\)", plain))
+    plain = re.sub(r"\b(?:by|on|without)\s*\([^)]*\)|\{[^}]*\}|\[[^\]]*\]|\boffset\s+\w+", " ", plain)
     words = re.findall(r"\b[A-Za-z_]\w*\b(?!\s*\()", plain)
     return set(words) - OPERATORS, {*selected, *(each.strip() for each in grouped.split(",") if each.strip())}
 

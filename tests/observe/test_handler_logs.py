@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import json
 import logging
 import logging.config
 import os
@@ -12,6 +13,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,19 +23,23 @@ import bson
 import pytest
 
 from flowkit.adapters.tasks.queries import TaskQueries
-from flowkit.cli.tasks.lines import _has_ended
+from flowkit.cli.tasks import lines as lines_of_tasks
+from flowkit.cli.tasks.lines import LineOptions, _has_ended, _print_found
 from flowkit.client import TaskCatalog
 from flowkit.config import WorkerConfig
 from flowkit.core import handler_lines
-from flowkit.core.handler_lines import CaptureHandler, begin_attempt, end_attempt
+from flowkit.core.handler_lines import CaptureHandler, HandlerLine, begin_attempt, end_attempt
+from flowkit.core.instruments import LOG_LINES_DROPPED
 from flowkit.errors import StoreUnavailable
 from flowkit.observe.log_keeper import HandlerLogKeeper
 from flowkit.observe.log_reading import HandlerLogReader
+from flowkit.observe.log_store import LogStore
 from flowkit.testing import memory_database, run_graph
 from flowkit.worker import Batch, BatchResult, RoleHandler
 from tests.contract.builders import attempt
 from tests.unit.event_loop import let_other_tasks_run
 from tests.unit.handler_runs import node
+from tests.unit.measured import measuring
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -492,6 +498,40 @@ async def test_pages_of_an_attempt_meet_each_other(kept: Kept) -> None:
     assert [each.text for each in (await reader.page(*place, after=last.lines[-1].place)).lines] == ["new"]
 
 
+async def test_page_after_a_place_reads_what_is_new(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It continues behind lines of a lower level, and numbers what it has not read."""
+    clock, find, read_rows = time.time(), LogStore.find, list[str]()
+
+    async def count(store: LogStore, wanted: Any, **options: Any) -> AsyncIterator[Any]:
+        async for row in find(store, wanted, **options):
+            read_rows.append(row["_id"])
+            yield row
+
+    own = attempt()
+    buffers = [kept.keeper.sink(replace(own, shard=shard), "w-1") for shard in (1, 2)]
+
+    async def log(after_sec: float, level: int, *, shard: int = 1) -> None:
+        buffer = buffers[shard - 1]
+        assert buffer is not None
+        buffer.add(HandlerLine(clock + after_sec, level, "shop", f"at {after_sec}"))
+        await kept.keeper.flush()
+
+    for number in range(10):
+        await log(number, logging.ERROR if number == 0 else logging.INFO, shard=1 + number % 2)
+    monkeypatch.setattr(LogStore, "find", count)
+    reader, place = HandlerLogReader(kept.db), (own.task_id, own.node_id, own.epoch)
+    page = await reader.page(*place, level="ERROR")
+    assert ([each.text for each in page.lines], len(read_rows)) == (["at 0"], 10)
+    read_rows.clear()
+    await log(10, logging.INFO)
+    await log(11, logging.INFO, shard=2)
+    assert (await reader.page(*place, level="ERROR", after=page.end)).lines == []
+    assert len(read_rows) == 3
+    every = await reader.page(*place, after=page.end)
+    assert [(each.text, each.left_out) for each in every.lines] == [("at 10", 0), ("at 11", 0)]
+    assert (await reader.page(*place, after=every.end)).end == every.end
+
+
 async def test_who_follows_a_task_gets_each_line_once(kept: Kept) -> None:
     await kept.run(lambda: SHOP.info("one"))
     await kept.keeper.flush()
@@ -511,6 +551,63 @@ async def test_who_follows_a_task_gets_each_line_once(kept: Kept) -> None:
     await kept.keeper.flush()
     assert await now() == ["two"]
     assert await now() == []
+
+
+async def test_who_follows_a_task_gets_each_line_once_across_an_outage(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MongoDB fails between two documents, then several times, and the task ends meanwhile."""
+    for number in range(3):
+        await kept.run(lambda number=number: SHOP.info("line %d", number), node_id=f"n{number}")
+        await kept.keeper.flush()
+    await kept.db.tasks.insert_one({"id": attempt().task_id, "status": "running"})
+    find, outages = LogStore.find, [1, 0, 0]
+
+    async def break_off(store: LogStore, wanted: Any, **options: Any) -> AsyncIterator[Any]:
+        left = outages.pop(0) if outages else 99
+        async for row in find(store, wanted, **options):
+            if not left:
+                break
+            left -= 1
+            yield row
+        if not left:
+            raise StoreUnavailable("no server responds")
+        if not outages:
+            await kept.db.tasks.update_one({}, {"$set": {"status": "finished"}})
+
+    monkeypatch.setattr(LogStore, "find", break_off)
+    monkeypatch.setattr(lines_of_tasks, "_PAUSE_SEC", 0.01)
+    monkeypatch.setattr(lines_of_tasks, "_LAST_LINES_SEC", 0.03)
+    options = LineOptions(task_id=attempt().task_id, follow=True, as_json=True)
+    assert await _print_found(TaskCatalog(kept.db), HandlerLogReader(kept.db), options) == 3
+    printed = capsys.readouterr()
+    texts = sorted(json.loads(each)["text"] for each in printed.out.splitlines())
+    assert texts == ["line 0", "line 1", "line 2"]
+    assert printed.err == "waiting for MongoDB: no server responds\n"
+
+
+async def test_only_the_lines_before_those_that_are_followed_are_limited(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def say(what: str) -> None:
+        for number in range(3):
+            SHOP.info("%s %d", what, number)
+
+    await kept.run(lambda: say("old"))
+    await kept.keeper.flush()
+
+    async def log_more(catalog: TaskCatalog, task_id: str) -> bool:
+        await kept.run(lambda: say("new"))
+        await kept.keeper.flush()
+        return True
+
+    monkeypatch.setattr(lines_of_tasks, "_has_ended", log_more)
+    monkeypatch.setattr(lines_of_tasks, "_PAUSE_SEC", 0.01)
+    monkeypatch.setattr(lines_of_tasks, "_LAST_LINES_SEC", 0.0)
+    options = LineOptions(task_id=attempt().task_id, follow=True, as_json=True, most=1)
+    await _print_found(TaskCatalog(kept.db), HandlerLogReader(kept.db), options)
+    texts = [json.loads(each)["text"] for each in capsys.readouterr().out.splitlines()]
+    assert texts == ["old 2", "new 0", "new 1", "new 2"]
 
 
 async def test_who_follows_a_task_does_not_read_its_document_each_second(
@@ -550,6 +647,14 @@ async def test_outage_of_mongodb_keeps_lines_waiting(kept: Kept, monkeypatch: py
     assert sorted(await kept.texts()) == ["one", "two"]
 
 
+async def test_dropped_lines_are_counted_from_zero(kept: Kept) -> None:
+    """Prometheus sees no increase in a counter that appears with its first value."""
+    with measuring() as measured:
+        await kept.run(lambda: SHOP.info("one"))
+    role = attempt().role
+    assert measured.counted(LOG_LINES_DROPPED) == {(role, "outage"): 0, (role, "refused"): 0}
+
+
 async def test_busy_attempt_causes_one_write_at_a_time(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it logs during a write waits for the next one, which is a second later."""
     append, writes = kept.keeper._store.append, list[int]()
@@ -563,7 +668,7 @@ async def test_busy_attempt_causes_one_write_at_a_time(kept: Kept, monkeypatch: 
     monkeypatch.setattr(kept.keeper._store, "append", write)
     await kept.run(lambda: SHOP.info("before"))
     assert await kept.texts() == ["before"]
-    assert await kept.texts() == ["before", "during a write"]
+    assert sorted(await kept.texts()) == ["before", "during a write"]
     assert writes == [1, 1]
 
 

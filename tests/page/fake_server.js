@@ -13,7 +13,7 @@
       tasks: { tasks: [], more: false },
       schedules: { schedules: [], more: false },
       "task/attempts": { attempts: [], complete: true },
-      "task/logs": { kept: true, lines: [], earlier: false, later: false },
+      "task/logs": { kept: true, lines: [], earlier: false, later: false, end: "" },
       "task/variables": { variables: {} },
       "task/batches": { batches: [], total: 0, skip: 0 },
       "task/node": { node_id: "a", definition: { io: null }, result: {}, batches: 0, failed_batches: 0, debug: null },

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.monitoring import CommandFailedEvent, CommandSucceededEvent
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 from tests.unit.bridge_records import record
@@ -16,7 +18,7 @@ from tests.unit.measured import measuring
 from tests.unit.test_run_graph import PULL, Count, Split
 
 from flowkit.adapters.dispatches import DispatchStore, Outcome, OutcomeKind
-from flowkit.adapters.mongo import translate_errors
+from flowkit.adapters.mongo import CommandTimes, translate_errors
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 from flowkit.attempt.failures import failed_attempt, failure, handed_over, lost
 from flowkit.attempt.supervision import outcome_of, which_try
@@ -174,6 +176,16 @@ async def test_failed_calls_to_mongodb_count_by_their_error(error: Exception, re
     with measuring() as measured, pytest.raises(FlowKitError):
         await call()
     assert measured.counted(instruments.ERRORS) == {("mongodb", reason): 1}
+
+
+def test_commands_to_mongodb_are_measured_by_their_kind_and_those_that_fail_too() -> None:
+    given: tuple[timedelta, dict[str, Any]] = (timedelta(milliseconds=20), {})
+    with measuring() as measured:
+        times = CommandTimes()
+        times.succeeded(CommandSucceededEvent(*given, "find", 1, ("h", 1), None, database_name="d"))
+        times.succeeded(CommandSucceededEvent(*given, "listIndexes", 2, ("h", 1), None, database_name="d"))
+        times.failed(CommandFailedEvent(*given, "find", 3, ("h", 1), None, database_name="d"))
+    assert measured.observed(instruments.COMMAND_TIME) == {("find",): [0.02, 0.02], ("other",): [0.02]}
 
 
 def test_instruments_follow_the_conventions_of_prometheus() -> None:

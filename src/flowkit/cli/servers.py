@@ -15,12 +15,14 @@ from pymongo.common import VALIDATORS
 from pymongo.errors import ConfigurationError, InvalidName, PyMongoError
 from temporalio.service import RPCError
 
+from flowkit.adapters.mongo import CommandTimes
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.loading import look_in_current_folder
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.connection import TemporalUnavailable, connect
+from flowkit.core.instruments import is_measured
 from flowkit.errors import ConfigError, StoreDenied, StoreUnavailable
 from flowkit.reading.state import Servers
 from flowkit.text import one_line, printed, shown_address
@@ -82,7 +84,12 @@ def _create_motor(url: str) -> Any:
     try:
         with warnings.catch_warnings(record=True) as ignored:
             warnings.simplefilter("always")
-            client: Any = AsyncIOMotorClient(url, tz_aware=True, serverSelectionTimeoutMS=_ANSWER_MS)
+            client: Any = AsyncIOMotorClient(
+                url,
+                tz_aware=True,
+                serverSelectionTimeoutMS=_ANSWER_MS,
+                event_listeners=[CommandTimes()] if is_measured() else [],
+            )
     except (PyMongoError, ValueError, OSError) as error:
         problem = ConfigError(
             f"MONGO_URL ({shown_address(url)}) is not a MongoDB address{_explain_url(error)}"

@@ -62,6 +62,8 @@ class Counter(_Instrument):
 
 SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1_800, 7_200)
 """Upper bounds of the buckets of times: from some milliseconds to hours."""
+COMMAND_SECONDS: Final = (0.001, 0.0025, *SECONDS[:12])
+"""Upper bounds of the buckets of times of commands of a server: from a millisecond to half a minute."""
 SIZES: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 """Upper bounds of the buckets of sizes of groups."""
 
@@ -181,6 +183,13 @@ ERRORS: Final = Counter(
     name="flowkit_errors_total",
     text="Requests to MongoDB or Kafka that have failed, by server and reason. Temporal's SDK counts its own.",
     labels=("server", "reason"),
+)
+COMMAND_TIME: Final = Histogram(
+    name="flowkit_mongodb_command_seconds",
+    text="How long commands took that a process of the command line sent to MongoDB, with those that failed, by "
+    "command: find, getMore, insert, update, delete, findAndModify, aggregate, distinct, other.",
+    labels=("command",),
+    buckets=COMMAND_SECONDS,
 )
 DISPATCHES: Final = Counter(
     name="flowkit_bridge_dispatches_total",

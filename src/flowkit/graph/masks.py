@@ -22,7 +22,8 @@ class Mask:
         self._secrets: set[str] = set()
         self._forms: list[str] = []
         """The forms of all secrets, longest first."""
-        self.add(given)
+        if given:
+            self.add(given)
 
     def add(self, given: Any) -> None:
         """Look for such keys in one more value."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter, deque
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -64,7 +64,7 @@ class LogRow:
     document: dict[str, Any]
     size: int
     role: str
-    levels: Counter[int] = field(default_factory=Counter)
+    levels: dict[int, int] = field(default_factory=dict)
     """Number of its lines by level."""
 
 
@@ -113,11 +113,11 @@ class LineBuffer:
         self._tail_bytes = 0
         self._number = 0
         self._last_at = 0.0
-        self._dropped: Counter[str] = Counter()
+        self._dropped: dict[str, int] = {}
         self._mask = Mask()
         self._inputs: list[Callable[[], Any]] = []
         """Return what may hold secrets. They are called when there are lines."""
-        self._id = secrets.token_hex(8)
+        self._id = ""
         self._rows = 0
         self._stored_tail: deque[tuple[str, int, int]] = deque()
         """The documents of the last part: their ids, sizes and numbers of lines."""
@@ -126,7 +126,8 @@ class LineBuffer:
 
     def mask(self, values: Any, given: Callable[[], Any]) -> None:
         """Hide `values`, and the values of keys such as `password` in what `given` returns."""
-        self._mask.add_values(values)
+        if values:
+            self._mask.add_values(values)
         self._inputs.append(given)
 
     def add(self, line: HandlerLine) -> None:
@@ -136,11 +137,13 @@ class LineBuffer:
         with self._lock:
             self._number = number = self._number + 1
             if self._room.used + size > MAX_PROCESS_BYTES:
-                self._dropped[OUTAGE] += 1
+                self._dropped[OUTAGE] = self._dropped.get(OUTAGE, 0) + 1
                 return
             self._last_at = at = max(line.at, self._last_at)
             self._room.used += size
-            taken = _Numbered(number, size, line._replace(text=text, at=at))
+            if text is not line.text or at != line.at:
+                line = line._replace(text=text, at=at)
+            taken = _Numbered(number, size, line)
             if self._head_left > 0:
                 self._head_left -= size if self._head else size + ROW_OVERHEAD
                 self._head.append(taken)
@@ -155,7 +158,7 @@ class LineBuffer:
             gone = self._tail.popleft()
             self._tail_bytes -= gone.size
             self._room.used -= gone.size
-            self._dropped[BOUND] += 1
+            self._dropped[BOUND] = self._dropped.get(BOUND, 0) + 1
 
     def take(self) -> tuple[list[LogRow], list[str]]:
         """Return what waits, as documents, and the ids of those that have to go because of them."""
@@ -163,7 +166,7 @@ class LineBuffer:
             head, self._head = self._head, []
             tail, self._tail = self._tail, deque()
             self._tail_bytes = 0
-            dropped, self._dropped = self._dropped, Counter()
+            dropped, self._dropped = self._dropped, {}
         self._read_inputs()
         rows = [self._make_row(lines) for lines in _split(head)]
         gone: list[str] = []
@@ -176,7 +179,7 @@ class LineBuffer:
                 row_id, size, count = self._stored_tail.popleft()
                 self._stored_bytes -= size
                 gone.append(row_id)
-                dropped[BOUND] += count
+                dropped[BOUND] = dropped.get(BOUND, 0) + count
         for reason, count in dropped.items():
             LOG_LINES_DROPPED.add(self.role, reason, amount=count)
         return rows, gone
@@ -189,21 +192,25 @@ class LineBuffer:
                 self._mask.add(each())
 
     def _make_row(self, lines: list[_Numbered]) -> LogRow:
+        self._id = self._id or secrets.token_hex(8)
         self._rows += 1
-        first, last = lines[0], lines[-1]
+        described = [self._describe(each) for each in lines]
+        levels: dict[int, int] = {}
+        for each in lines:
+            levels[each.line.level] = levels.get(each.line.level, 0) + 1
         document = {
             "_id": f"{self._id}-{self._rows:08d}",
             **self._place,
-            "at": _moment(first.line.at),
-            "until": _moment(last.line.at),
-            "lines": [self._describe(each) for each in lines],
+            "at": described[0]["at"],
+            "until": described[-1]["at"],
+            "lines": described,
             "created_at": _moment(time.time()),
         }
         return LogRow(
             document=document,
             size=sum(each.size for each in lines),
             role=self.role,
-            levels=Counter(each.line.level for each in lines),
+            levels=levels,
         )
 
     def _describe(self, taken: _Numbered) -> dict[str, Any]:
@@ -215,7 +222,9 @@ class LineBuffer:
             "logger": clean(line.logger),
             "text": _shorten(clean(self._mask.text(line.text))),
         }
-        return described | ({"batch_uid": clean(line.batch_uid)} if line.batch_uid else {})
+        if line.batch_uid:
+            described["batch_uid"] = clean(line.batch_uid)
+        return described
 
 
 def _split(lines: Iterable[_Numbered]) -> Iterator[list[_Numbered]]:

@@ -66,6 +66,8 @@ class HandlerLogKeeper:
         role = attempt.role
         if role not in self._levels:
             self._levels[role] = self._settings.kept_level(role)
+            for reason in (OUTAGE, REFUSED):  # From 0, so that Prometheus sees the first ones as an increase.
+                LOG_LINES_DROPPED.add(role, reason, amount=0)
         level = self._levels[role]
         if level is None or self._running is None:
             return None
@@ -192,6 +194,6 @@ class HandlerLogKeeper:
             self._rows += buffer.take()[0]
         self._due.clear()
         self._changed.clear()
-        if lost := sum(row.levels.total() for row in self._rows):
+        if lost := sum(sum(row.levels.values()) for row in self._rows):
             _logger.warning("%d lines of handlers were not written", lost)
             self._release(OUTAGE)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import re
 from collections import deque
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -20,7 +21,7 @@ from flowkit.products import KeptLine, LinePage
 from flowkit.protocol.messages import EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 
     from flowkit.adapters.mongo import Database
 
@@ -39,6 +40,9 @@ _SAID: Final = ("batch_uid", "batches", "reason_code", "error", "reason")
 
 EVENTS: Final = "worker_events"
 """The logger of what events say."""
+
+_PLACE: Final = re.compile(r"00(?P<ms>\d{13})\.(?P<row>.+)\.(?P<number>\d{9,12})")
+"""A place, as `_to_line` makes it: the time, the row, and the number of the line."""
 
 Row = dict[str, Any]
 Attempt = tuple[str, int, int]
@@ -65,38 +69,14 @@ class HandlerLogReader:
         """Return how long lines are kept; None for ever."""
         return await self._store.kept_sec()
 
-    async def lines(
+    def lines(
         self, task_id: str, node_id: str | None = None, *, attempt: int | None = None, level: str = "DEBUG"
     ) -> AsyncIterator[list[KeptLine]]:
         """Yield the lines so far, oldest first; then, again and again, an empty list and new ones."""
         wanted: Row = {"task_id": task_id}
         wanted |= {} if node_id is None else {"node_id": node_id}
         wanted |= {} if attempt is None else {"attempt_epoch": attempt}
-        numbers, seen = _Numbers(level), dict[str, datetime]()
-        while True:
-            async for read in _in_order(self._new_rows(wanted, seen), numbers):
-                if lines := numbers.choose(read):
-                    yield lines
-            yield []
-
-    async def _new_rows(self, wanted: Row, seen: dict[str, datetime]) -> AsyncIterator[Row]:
-        """Yield the rows that are not in `seen`, in the order of their first lines, and note them there.
-
-        Rows that began long before the newest one are not looked for, and forgotten.
-        """
-        if seen:
-            since = max(seen.values()) - _LATE
-            wanted = {**wanted, "at": {"$gte": since}}
-            for gone in [row_id for row_id, at in seen.items() if at < since]:
-                del seen[gone]
-        events = [_row_of_event(each) for each in await self._store.find_events(wanted)]
-        pending = deque(each for each in events if each["_id"] not in seen)
-        async for row in self._store.find(wanted, without=[*seen]):
-            while pending and pending[0]["at"] <= utc(row["at"]):
-                yield _note(pending.popleft(), seen)
-            yield _note(row, seen)
-        while pending:
-            yield _note(pending.popleft(), seen)
+        return _Followed(self._store, wanted, level)
 
     async def page(
         self,
@@ -110,76 +90,155 @@ class HandlerLogReader:
         limit: int = 200,
     ) -> LinePage:
         """Return the last lines of an attempt; or those before one place; or the first ones after another place."""
-        wanted = {"task_id": task_id, "node_id": node_id, "attempt_epoch": attempt}
-        numbers = _Numbers(level)
+        wanted: Row = {"task_id": task_id, "node_id": node_id, "attempt_epoch": attempt}
+        if after and (at := _time_of(after)) is not None:
+            wanted |= {"at": {"$gte": at - _LATE}, "until": {"$gte": at}}
+        followed = _Followed(self._store, wanted, level, after)
         lines: list[KeptLine] = []
-        async for read in _in_order(self._new_rows(wanted, {}), numbers):
-            lines += numbers.choose(read)
-        first, last = 0, len(lines)
+        async for found in followed:
+            lines += found
+            if not found or (after and len(lines) > limit):
+                break
         if after:
-            first = next((place for place, each in enumerate(lines) if each.place > after), last)
-            last = min(last, first + limit)
-        else:
-            last = next((place for place, each in enumerate(lines) if before and each.place >= before), last)
-            first = max(0, last - limit)
-        return LinePage(lines=lines[first:last], earlier=first > 0, later=last < len(lines))
+            later = len(lines) > limit
+            end = lines[limit - 1].place if later else followed.end
+            return LinePage(lines=lines[:limit], earlier=True, later=later, end=end)
+        last = next(
+            (place for place, each in enumerate(lines) if before and each.place >= before), len(lines)
+        )
+        first = max(0, last - limit)
+        later = last < len(lines)
+        end = before if later else followed.end
+        return LinePage(lines=lines[first:last], earlier=first > 0, later=later, end=end)
 
 
-def _note(row: Row, seen: dict[str, datetime]) -> Row:
-    seen[row["_id"]] = utc(row["at"])
-    return row
+class _Followed:
+    """The lines of a task as they come. A step that has failed can be repeated: no line is lost or comes twice."""
+
+    def __init__(self, store: LogStore, wanted: Row, level: str, after: str = "") -> None:
+        """Prepare to read the rows that `wanted` selects. Lines up to the place `after` are left out."""
+        self.end = after
+        """The place of the last line that was read. No line before it tells of others that are missing."""
+        self._store = store
+        self._wanted = wanted
+        self._after = after
+        self._numbers = _Numbers(level, after)
+        self._seen: dict[str, datetime] = {}
+        """When the rows began that were read, by their ids."""
+        self._waiting: list[_Read] = []
+        """Lines that may come after those of rows that are still to be read."""
+        self._look: AsyncGenerator[list[KeptLine]] | None = None
+
+    def __aiter__(self) -> AsyncIterator[list[KeptLine]]:
+        return self
+
+    async def __anext__(self) -> list[KeptLine]:
+        look, self._look = self._look or self._new_lines(), None
+        if (found := await anext(look, None)) is None:
+            return []
+        self._look = look
+        return found
+
+    async def _new_lines(self) -> AsyncGenerator[list[KeptLine]]:
+        async for row in self._new_rows():
+            if self._after and not self._numbers.knows(row):
+                self._numbers.begin(row, await self._store.number_before(row["_id"]))
+            self._seen[row["_id"]] = utc(row["at"])
+            for line in self._numbers.read(row):
+                if line.line.place > self._after:
+                    heapq.heappush(self._waiting, line)
+            if lines := self._choose_before(utc(row["at"])):
+                yield lines
+        if lines := self._choose_before(None):
+            yield lines
+
+    def _choose_before(self, at: datetime | None) -> list[KeptLine]:
+        """Return the lines of the wanted level that waited and were logged before a time."""
+        chosen = []
+        while self._waiting and (at is None or self._waiting[0].at < at):
+            read = heapq.heappop(self._waiting)
+            chosen += self._numbers.choose(read)
+            if not self._numbers.carries():
+                self.end = read.line.place
+        return chosen
+
+    async def _new_rows(self) -> AsyncIterator[Row]:
+        """Yield the rows that were not seen, in the order of their first lines.
+
+        Rows that began long before the newest one are not looked for, and forgotten.
+        """
+        wanted = self._wanted
+        if self._seen:
+            since = max(self._seen.values()) - _LATE
+            wanted = {**wanted, "at": {"$gte": since}}
+            for gone in [row_id for row_id, at in self._seen.items() if at < since]:
+                del self._seen[gone]
+        events = [_row_of_event(each) for each in await self._store.find_events(wanted)]
+        pending = deque(each for each in events if each["_id"] not in self._seen)
+        async for row in self._store.find(wanted, without=[*self._seen]):
+            while pending and pending[0]["at"] <= utc(row["at"]):
+                yield pending.popleft()
+            yield row
+        while pending:
+            yield pending.popleft()
 
 
 class _Numbers:
     """Knows which lines of each log come next, and which of those that are shown follows others that were left out."""
 
-    def __init__(self, level: str) -> None:
+    def __init__(self, level: str, after: str) -> None:
+        """Begin at the first lines, or behind the place `after`."""
         self._least = int(logging.getLevelNamesMapping()[level.upper()])
         self._last: dict[str, int] = {}
         """The number of the last line that was read, by log."""
         self._carried: dict[Attempt, int] = {}
         """Number of lines left out before lines that are not shown, by attempt."""
+        if found := _PLACE.fullmatch(after):
+            self._last[_log_of(found["row"])] = int(found["number"])
+
+    def knows(self, row: Row) -> bool:
+        """Return whether it is known which line comes before a row."""
+        return row["lines"][0]["n"] == 1 or _log_of(str(row["_id"])) in self._last
+
+    def begin(self, row: Row, number: int) -> None:
+        """Note the number of the line before a row."""
+        self._last[_log_of(str(row["_id"]))] = number
+
+    def carries(self) -> bool:
+        """Return whether lines were left out that no line tells of yet."""
+        return bool(self._carried)
 
     def read(self, row: Row) -> Iterator[_Read]:
         """Yield the lines of a row."""
         row_id = str(row["_id"])
-        log = row_id.partition("-")[0]
+        log = _log_of(row_id)
         for each in row["lines"]:
             left_out = each["n"] - self._last.get(log, 0) - 1
             self._last[log] = each["n"]
             at = utc(each["at"])
             yield _Read(at, row_id, each["n"], each["level"], _to_line(row, each, at, max(0, left_out)))
 
-    def choose(self, read: list[_Read]) -> list[KeptLine]:
-        """Return the lines of the wanted level."""
-        chosen = []
-        for each in read:
-            line = each.line
-            key = line.node_id, line.attempt, line.shard
-            left_out = line.left_out + self._carried.pop(key, 0)
-            if each.level >= self._least:
-                chosen.append(line if left_out == line.left_out else replace(line, left_out=left_out))
-            elif left_out:
-                self._carried[key] = left_out
-        return chosen
+    def choose(self, read: _Read) -> list[KeptLine]:
+        """Return the line if it has the wanted level."""
+        line = read.line
+        key = line.node_id, line.attempt, line.shard
+        left_out = line.left_out + self._carried.pop(key, 0)
+        if read.level >= self._least:
+            return [line if left_out == line.left_out else replace(line, left_out=left_out)]
+        if left_out:
+            self._carried[key] = left_out
+        return []
 
 
-async def _in_order(rows: AsyncIterator[Row], numbers: _Numbers) -> AsyncIterator[list[_Read]]:
-    """Yield the lines of rows in the order of their times. The rows are in the order of their first lines."""
-    waiting: list[_Read] = []
-    async for row in rows:
-        if ready := _pop_before(waiting, utc(row["at"])):
-            yield ready
-        for line in numbers.read(row):
-            heapq.heappush(waiting, line)
-    yield _pop_before(waiting, None)
+def _log_of(row_id: str) -> str:
+    """Return the id of the log of an attempt in one process that a row is a part of."""
+    return row_id.partition("-")[0]
 
 
-def _pop_before(waiting: list[_Read], at: datetime | None) -> list[_Read]:
-    ready = []
-    while waiting and (at is None or waiting[0].at < at):
-        ready.append(heapq.heappop(waiting))
-    return ready
+def _time_of(place: str) -> datetime | None:
+    """Return the time of a place; None for a text that is no place."""
+    found = _PLACE.fullmatch(place)
+    return found and datetime.fromtimestamp(int(found["ms"]) / 1000, UTC)
 
 
 def _to_line(row: Row, line: Row, at: datetime, left_out: int) -> KeptLine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from pymongo import ASCENDING
+from pymongo import ASCENDING, DESCENDING
 from pymongo.errors import BulkWriteError
 
 from flowkit.adapters.mongo import duplicate_indexes, durable, ensure_index, expire_after, translate_errors
@@ -70,14 +70,23 @@ class LogStore:
             yield each
 
     @translate_errors
+    async def number_before(self, row_id: str) -> int:
+        """Return the number of the last line before a document of the same log; 0 if there is none."""
+        log = row_id.partition("-")[0]
+        found = self._rows.find({"_id": {"$gte": f"{log}-", "$lt": row_id}}, {"lines.n": 1})
+        async for each in found.sort("_id", DESCENDING).limit(1):
+            return int(each["lines"][-1]["n"])
+        return 0
+
+    @translate_errors
     async def find_events(self, wanted: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the events of external workers that `wanted` selects as it does documents of lines, oldest first.
 
         An attempt of an external worker has a row in `dispatches`.
         """
-        place = {name: value for name, value in wanted.items() if name != "at"}
-        nodes = await self._db.dispatches.distinct("node_id", {"task_id": place["task_id"]})
-        nodes = [each for each in nodes if place.get("node_id", each) == each]
+        place = {name: value for name, value in wanted.items() if name not in {"at", "until"}}
+        of_nodes = {name: value for name, value in place.items() if name != "attempt_epoch"}
+        nodes = await self._db.dispatches.distinct("node_id", of_nodes)
         if not nodes:
             return []
         since = {"created_at": wanted["at"]} if "at" in wanted else {}

@@ -321,6 +321,7 @@ class LinesFound(PageResult):
     )
     earlier: bool = Field(description="Whether there are lines before them.")
     later: bool = Field(description="Whether there are lines after them.")
+    end: str = Field(description="The place after which the next lines are; empty if there were none.")
 
 
 class Explained(PageResult):
@@ -527,7 +528,7 @@ class PageApi:
         """Return lines that an attempt of a node has logged, oldest first."""
         query: LineQuery = given.query
         if (logs := products.logs()) is None:
-            return LinesFound(kept=False, lines=[], earlier=False, later=False)
+            return LinesFound(kept=False, lines=[], earlier=False, later=False, end="")
         found = await logs.reader(self._servers.db).page(
             query.task_id,
             query.node,
@@ -538,7 +539,11 @@ class PageApi:
             limit=query.limit,
         )
         return LinesFound(
-            kept=True, lines=[*map(_line, found.lines)], earlier=found.earlier, later=found.later
+            kept=True,
+            lines=[*map(_line, found.lines)],
+            earlier=found.earlier,
+            later=found.later,
+            end=found.end,
         )
 
     async def explain(self, given: Given) -> Explained:

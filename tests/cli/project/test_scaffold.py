@@ -41,3 +41,11 @@ def test_every_template_has_a_folder_and_only_the_files_in_which_it_differs() ->
 def test_no_placeholder_remains(template: str) -> None:
     written = new_project("shop", template).files()
     assert [path for path, text in written.items() if "@@" in text] == []
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_processes_of_a_new_project_can_serve_their_metrics(template: str) -> None:
+    """Without the extra, `/metrics` of their health ports has the status 404."""
+    written = {str(path): text for path, text in new_project("shop", template).files().items()}
+    [required] = tomllib.loads(written["pyproject.toml"])["project"]["dependencies"]
+    assert required.startswith("flowkit-temporal[observe]>=")

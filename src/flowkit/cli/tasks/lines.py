@@ -15,9 +15,9 @@ from rich.text import Text
 from flowkit import products
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
-from flowkit.errors import ConfigError, UnknownTask
+from flowkit.errors import ConfigError, StoreDenied, StoreUnavailable, UnknownTask
 from flowkit.models import TaskStatus
-from flowkit.text import clean, format_duration, printable, shorten, visible
+from flowkit.text import clean, format_duration, one_line, printable, shorten, visible
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -88,29 +88,47 @@ async def _print_found(catalog: TaskCatalog, reader: LogReader, options: LineOpt
     found = reader.lines(
         options.task_id, options.node_id, attempt=options.attempt, level=options.level.upper()
     )
-    printed = await _print_first(found, options)
-    until = None
-    while options.follow and (until is None or time.monotonic() < until):
+    printer = _Printer(options)
+    if not options.follow:
+        await printer.print_present(found)
+        return printer.count
+    until, waits = None, False
+    while True:
+        try:
+            await printer.print_present(found)
+            if until is not None and time.monotonic() > until:
+                return printer.count
+            if until is None and await _has_ended(catalog, options.task_id):
+                until = time.monotonic() + _LAST_LINES_SEC
+            waits = False
+        except StoreDenied:
+            raise
+        except StoreUnavailable as error:
+            if not waits:
+                output.note(f"waiting for MongoDB: {one_line(error)}")
+            until, waits = None, True  # The last lines, too, have to wait for MongoDB.
         await asyncio.sleep(_PAUSE_SEC)
-        if until is None and await _has_ended(catalog, options.task_id):
-            until = time.monotonic() + _LAST_LINES_SEC
-        printed += await _print_first(found, options)
-    return printed
 
 
-async def _print_first(found: AsyncIterator[list[KeptLine]], options: LineOptions) -> int:
-    """Print the lines that there are at present, or the last ones of them, and return their number."""
-    count = 0
-    last: deque[KeptLine] = deque(maxlen=options.most)
-    async for lines in found:
-        if not lines:
-            break
-        count += len(lines)
-        last.extend(lines)
-        if options.most is None:
-            _print_all(last, options)
-    _print_all(last, options)
-    return count
+class _Printer:
+    """Prints the lines that there are, at first perhaps only the last ones of them, and counts them."""
+
+    def __init__(self, options: LineOptions) -> None:
+        self.count = 0
+        self._options = options
+        self._last: deque[KeptLine] = deque(maxlen=options.most)
+
+    async def print_present(self, found: AsyncIterator[list[KeptLine]]) -> None:
+        """Print the lines that there are at present. If this fails, another call continues."""
+        async for lines in found:
+            if not lines:
+                break
+            self.count += len(lines)
+            self._last.extend(lines)
+            if self._last.maxlen is None:
+                _print_all(self._last, self._options)
+        _print_all(self._last, self._options)
+        self._last = deque()
 
 
 def _print_all(lines: deque[KeptLine], options: LineOptions) -> None:

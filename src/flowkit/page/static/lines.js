@@ -97,12 +97,12 @@ export class AttemptLines {
     if (this.left > 0) this.timer = setTimeout(() => this.poll(), more ? 0 : LIVE_MS);
   }
 
-  append({ kept, lines, earlier }) {
+  append({ kept, lines, earlier, end }) {
     const atEnd = this.list.scrollTop + this.list.clientHeight >= this.list.scrollHeight - 4;
     if (!this.last) this.older.hidden = !earlier;
+    this.last = end; // Beyond the last line here if there are later ones of a lower level.
     if (lines.length) {
       this.first ||= lines[0].place;
-      this.last = lines.at(-1).place;
       this.list.append(...lines.flatMap(rows));
       while (this.list.childElementCount > MOST) {
         this.list.firstElementChild.remove();
@@ -113,7 +113,7 @@ export class AttemptLines {
     const command = `flowkit logs --task … ${this.node.node_id} --attempt ${this.attempt}`;
     if (!kept) this.note.textContent = "Lines of handlers are not kept here: the page runs without the product observe.";
     else if (this.cut) this.note.textContent = `The last ${MOST.toLocaleString()} lines; ${command} prints all.`;
-    else this.note.textContent = this.last ? "" : "nothing was logged";
+    else this.note.textContent = this.first ? "" : "nothing was logged";
     if (atEnd) this.list.scrollTop = this.list.scrollHeight;
   }
 
