@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from flowkit.engine import activations
 from flowkit.models import TaskStatus
 from flowkit.workflows.scheduling.scheduler import Scheduler
 from tests.integration.handlers import Quick
 from tests.integration.harness import Harness, node
-from tests.integration.test_continue_as_new import histories
+from tests.integration.test_continue_as_new import histories, replay
 
 pytestmark = pytest.mark.server
 
+SERVER_SEC = 2
 SLOW_SEC = 3.0
-"""Longer than the two seconds after which the SDK suspects a deadlock by default."""
+"""Longer than the server waits for a workflow task of the test, and than the two seconds after which the SDK suspects
+a deadlock.
+"""
 STOP_SEC = 60.0
 
 
@@ -42,28 +45,26 @@ class Slow:
         self._prepare(*given, **named)
 
 
-async def run_one(harness: Harness) -> int:
-    """Run a task of one node, stop the engine, and return how many workflow tasks failed."""
+async def test_engine_ends_what_the_server_has_given_up_and_can_stop(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = Slow(monkeypatch, times=1)
     engine = await harness.engine()
     await harness.worker({"quick": Quick()})
-    task_id = await harness.create(node("a", "quick"))
+    task_id = f"slow-{harness.queue}"
+    await (await harness.client()).start_workflow(
+        "Task",
+        {"params": {}, "graph": {"nodes": [node("a", "quick")]}},
+        id=task_id,
+        task_queue=harness.queue,
+        task_timeout=timedelta(seconds=SERVER_SEC),
+    )
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
     (history,) = await histories(harness, task_id)
     await asyncio.wait_for(engine.stop(), STOP_SEC)
-    return sum(each.HasField("workflow_task_failed_event_attributes") for each in history.events)
-
-
-async def test_workflow_task_of_three_seconds_is_neither_failed_nor_interrupted(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = Slow(monkeypatch, times=1)
-    assert (await run_one(harness), slow.interrupted) == (0, [])
-
-
-async def test_engine_forgets_a_workflow_whose_task_exceeds_the_limit_when_it_has_ended(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(activations, "_WORKFLOW_TASK_SEC", 1)
-    slow = Slow(monkeypatch, times=1)
-    assert (await run_one(harness), slow.interrupted) == (1, [])
-    assert "tasks remain" not in caplog.text
+    kinds = {each.WhichOneof("attributes") for each in history.events}
+    assert "workflow_task_timed_out_event_attributes" in kinds
+    assert "workflow_task_failed_event_attributes" not in kinds
+    assert slow.interrupted == []
+    assert f"workflow {task_id} took" in caplog.text
+    await replay([history])

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +16,7 @@ from temporalio.bridge.proto.workflow_completion import WorkflowActivationComple
 from tests.unit.measured import measuring
 
 from flowkit.core import instruments
-from flowkit.engine.activations import Activations
+from flowkit.engine.activations import Activations, allow_long_workflow_tasks
 
 
 class Instance:
@@ -282,3 +286,50 @@ def test_events_that_no_query_can_have_brought_are_of_this_engine(
     if what != "no query":
         activations.run(legacy_query())
     assert activations.run(activation("signal_workflow", events=7, task=12)).HasField("successful")
+
+
+# --- long workflow tasks ------------------------------------------------------------------------------------------
+
+
+class Blocked:
+    """A running workflow, as the SDK has it, whose activation lasts until it is released."""
+
+    def __init__(self, workflow_type: str) -> None:
+        self._info = SimpleNamespace(
+            workflow_type=workflow_type, workflow_id="w", task_timeout=timedelta(seconds=0)
+        )
+        self.released = threading.Event()
+
+    def get_info(self) -> Any:
+        return self._info
+
+    def activate(self, activation: object) -> object:
+        self.released.wait()
+        return activation
+
+
+async def activate_with_timeout(workflow: Blocked) -> object:
+    """Run an activation as the SDK does, with a timeout, and release it after the timeout."""
+    worker: Any = SimpleNamespace(_workflow_task_executor=ThreadPoolExecutor(1))
+    allow_long_workflow_tasks(SimpleNamespace(_workflow_worker=worker))  # type: ignore[arg-type]  # a stand-in
+    loop = asyncio.get_running_loop()
+    activation = loop.run_in_executor(worker._workflow_task_executor, workflow.activate, "done")
+    loop.call_later(0.1, workflow.released.set)
+    try:
+        return await asyncio.wait_for(activation, 0.01)
+    finally:
+        workflow.released.set()
+        worker._workflow_task_executor.shutdown()
+
+
+@pytest.mark.parametrize("workflow_type", ["Task", "Backfill"])
+async def test_sdk_waits_for_the_end_of_an_own_activation_and_the_log_tells_the_operator(
+    workflow_type: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert await activate_with_timeout(Blocked(workflow_type)) == "done"
+    assert "workflow w took 0 s for one step" in caplog.text
+
+
+async def test_sdk_gives_up_a_blocked_workflow_of_the_user() -> None:
+    with pytest.raises(TimeoutError):
+        await activate_with_timeout(Blocked("Order"))

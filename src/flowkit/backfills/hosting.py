@@ -15,7 +15,7 @@ from flowkit.attempt.failures import refusal
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE
 from flowkit.backfills.driver import Driver
 from flowkit.connection import Namespace
-from flowkit.engine.activations import OrderedRunner, allow_long_workflow_tasks
+from flowkit.engine.activations import allow_long_workflow_tasks
 from flowkit.errors import FlowKitError, WrongDeployment
 from flowkit.models import temporal_names
 from flowkit.models.backfills import BackfillCounts, RunBackfill
@@ -104,7 +104,7 @@ def create_backfill_worker(
         task_queue=temporal_names.backfill_queue(queue),
         workflows=[Backfill],
         activities=[BackfillActivities(db, tasks, portal).run_backfill],
-        workflow_runner=OrderedRunner(UnsandboxedWorkflowRunner()),
+        workflow_runner=UnsandboxedWorkflowRunner(),
         identity=identity,
         max_concurrent_activities=_BACKFILLS_AT_ONCE,
         max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,

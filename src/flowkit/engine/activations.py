@@ -33,15 +33,17 @@ A workflow task can take longer than two seconds: the graph is large and the mac
 for a while. The SDK takes that for a deadlock: it fails the workflow task, raises an exception in its thread, and calls
 the workflow on another thread to end it. Both can hit the event loop of the workflow between two steps. It then loses a
 wakeup, the SDK can never forget the workflow, and the engine can never stop. FlowKit's workflows wait for nothing, so
-that each activation ends by itself. `one_at_a_time` lets it, and `allow_long_workflow_tasks` gives a workflow task as
-long as the server gives it.
+that each activation ends by itself. `allow_long_workflow_tasks` lets the SDK wait for that. Other workflows of the same
+worker may have real deadlocks, and the SDK treats them as it always does.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import time
+from contextlib import suppress
 from dataclasses import dataclass
-from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
@@ -52,10 +54,16 @@ from flowkit.models import temporal_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor, Future
     from datetime import timedelta
 
     from temporalio.worker import Worker, WorkflowInstance, WorkflowInstanceDetails
+    from temporalio.workflow import Info
 
+_logger = logging.getLogger("flowkit.engine.activations")
+
+_OWN = frozenset({temporal_names.TASK, temporal_names.BACKFILL})
+"""The types of FlowKit's workflows."""
 _TERMINAL = (
     "complete_workflow_execution",
     "continue_as_new_workflow_execution",
@@ -70,8 +78,6 @@ server, so that it comes later than this as a rule. On an engine that is very bu
 
 _TASK_EVENTS = 3
 """The end of a workflow task in the history, and the two events with which the next one starts."""
-_WORKFLOW_TASK_SEC = 10
-"""Temporal's default for the time after which the server gives a workflow task to another engine."""
 _ONE_EVENT = (
     "schedule_local_activity",
     "upsert_workflow_search_attributes",
@@ -89,10 +95,14 @@ REPEATED = (
     "The workflow task is repeated from the history. No action is needed."
 )
 """The message of a workflow task that fails so that the engine runs the workflow anew."""
+_TOO_LONG = (
+    "workflow %s took %.0f s for one step, because this machine is too busy or the process was stopped meanwhile. "
+    "After %.0f s, Temporal repeats the step in any engine. If this is rare, no action is needed."
+)
 
 
 class OrderedRunner(WorkflowRunner):
-    """Runs workflows with another runner, activation by activation, and tasks with activations in order."""
+    """Runs workflows with another runner, and tasks with activations in order."""
 
     def __init__(self, runner: WorkflowRunner) -> None:
         self.inner = runner
@@ -103,7 +113,7 @@ class OrderedRunner(WorkflowRunner):
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """Return an instance of a workflow."""
-        instance = one_at_a_time(self.inner.create_instance(det))
+        instance = self.inner.create_instance(det)
         if det.info.workflow_type == temporal_names.TASK:
             vars(instance)["activate"] = Activations(instance.activate, det.info.task_timeout).run
         return instance
@@ -113,28 +123,42 @@ class OrderedRunner(WorkflowRunner):
         self.inner.set_worker_level_failure_exception_types(types)
 
 
-def one_at_a_time(instance: WorkflowInstance) -> WorkflowInstance:
-    """Return an instance whose activations run to their ends, however long they take, and of which the next one waits
-    for the one before.
-    """
-    activate, turn = instance.activate, Lock()
-
-    def run(activation: Any) -> Any:
-        with turn:
-            return activate(activation)
-
-    vars(instance).update(activate=run, get_thread_id=lambda: None)
-    return instance
-
-
 def allow_long_workflow_tasks(worker: Worker) -> Worker:
-    """Return a worker whose workflow tasks may last as long as the server waits for them by default.
+    """Return a worker that lets each activation of FlowKit's workflows run to its end, however long it takes.
 
     Temporal's SDK has no public option for this but `debug_mode`, which blocks the loop of the worker.
     """
-    if (runs_workflows := worker._workflow_worker) is not None:
-        runs_workflows._deadlock_timeout_seconds = _WORKFLOW_TASK_SEC
+    runs_workflows: Any = worker._workflow_worker
+    if runs_workflows is not None:
+        runs_workflows._workflow_task_executor = _Threads(runs_workflows._workflow_task_executor)
     return worker
+
+
+class _Threads:
+    """The threads on which a worker runs its workflows, as the SDK uses them."""
+
+    def __init__(self, threads: Executor) -> None:
+        self._threads = threads
+
+    def submit(self, activate: Any, activation: Any) -> Future[Any] | asyncio.Task[Any]:
+        """Run an activation. One of a workflow of FlowKit is awaited to its end, also by `asyncio.wait_for`."""
+        running, info = self._threads.submit(activate, activation), activate.__self__.get_info()
+        return asyncio.create_task(_wait_for_end(running, info)) if info.workflow_type in _OWN else running
+
+    def shutdown(self) -> None:
+        """Wait for the activations that run, and end the threads."""
+        self._threads.shutdown()
+
+
+async def _wait_for_end(running: Future[Any], info: Info) -> Any:
+    """Return what an activation returns, even if this is cancelled meanwhile."""
+    begun, ends = time.monotonic(), asyncio.wrap_future(running)
+    while not ends.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([ends])
+    if (took := time.monotonic() - begun) > (limit := info.task_timeout.total_seconds()):
+        _logger.warning(_TOO_LONG, info.workflow_id, took, limit)
+    return ends.result()
 
 
 class Activations:
