@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,7 +25,6 @@ from flowkit.local.ports import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.slow
 
@@ -159,14 +160,22 @@ def test_readers_wait_for_their_turn_no_longer_than_for_the_metrics(monkeypatch:
         assert scrape.read() is None
 
 
+async def suspended(pid: int) -> bool:
+    """Return whether all threads of a process have stopped, which takes a while on a busy machine."""
+    return await asyncio.to_thread(
+        lambda: all("\nState:\tT" in each.read_text() for each in Path(f"/proc/{pid}/task").glob("*/status"))
+    )
+
+
 async def test_suspended_processes_delay_the_metrics_of_the_others_together(command: Command) -> None:
-    suspended = [await command.pid(number) for number in (1, 2)]
-    for pid in suspended:
+    pids = [await command.pid(number) for number in (1, 2)]
+    for pid in pids:
         os.kill(pid, signal.SIGSTOP)
+        await eventually(partial(suspended, pid))
     began = time.monotonic()
     assert respond(command.port, path="/metrics") == (200, b'things{process="3"} 1\n')
     assert time.monotonic() - began < 2 * replicas._SCRAPE_TIMEOUT_SEC
-    for pid in suspended:
+    for pid in pids:
         os.kill(pid, signal.SIGCONT)
 
 
