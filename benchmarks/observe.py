@@ -1,9 +1,9 @@
 """`python -m benchmarks.observe`: what metrics and kept lines cost, in processor time of FlowKit's own processes.
 
-Three engines with a worker each run the same tasks in turn, whose handler logs one line: one pair keeps the lines,
-measures itself and is read as Prometheus would, one does so without the metrics of Temporal's SDK, and one has no
-health port, measures nothing and keeps no lines. A round has one sample of each, in alternating order. Its figures are
-the ratios to the processor time for a node of the latter.
+Engines with a worker each run the same tasks in turn, whose handler logs one line. One pair keeps the lines, measures
+itself and is read as Prometheus would; one does so without the metrics of Temporal's SDK; one only keeps the lines; and
+one has no health port, measures nothing and keeps no lines. A round has one sample of each, in alternating order. Its
+figures are the ratios to the processor time for a node of the last pair.
 """
 
 from __future__ import annotations
@@ -35,8 +35,13 @@ if TYPE_CHECKING:
 
     from benchmarks.processes import Processes
 
-ON, OWN, OFF = "metrics and lines", "without the SDK's metrics", "off"
-_ENVIRONMENTS: Final[dict[str, dict[str, str]]] = {ON: {}, OWN: {"FLOWKIT_SDK_METRICS": "0"}, OFF: {}}
+ON, OWN, LINES, OFF = "metrics and lines", "without the SDK's metrics", "lines only", "off"
+_ENVIRONMENTS: Final[dict[str, dict[str, str]]] = {
+    ON: {},
+    OWN: {"FLOWKIT_SDK_METRICS": "0"},
+    LINES: {},
+    OFF: {},
+}
 _KEEPS_NO_LINES = Path(__file__).with_name("no_lines.json")
 TARGET = 1.03
 """The largest ratio to aim at."""
@@ -49,7 +54,7 @@ def programs(side: str, ports: Sequence[int]) -> list[Program]:
     """Return engine and worker of a side, which measure themselves if they have ports."""
     health = [["--health-port", str(port)] for port in ports] or [[], []]
     queue = ("--queue", queue_of(side))
-    keeps = () if ports else ("--config", os.fspath(_KEEPS_NO_LINES))
+    keeps = () if side != OFF else ("--config", os.fspath(_KEEPS_NO_LINES))
     worker = ("worker", "benchmarks.handler:OneLine", *queue, *keeps, "--concurrency", "100", *health[1])
     found = [
         flowkit("engine", "engine", *queue, *keeps, *health[0], side=side),
@@ -137,7 +142,7 @@ async def _measure(processes: Processes, rounds: int, scrape_sec: float) -> None
 def _show(case: Case, taken: dict[str, list[float]]) -> None:
     off = taken[OFF]
     typer.echo(f"{case.name}: {statistics.median(off):.2f} ms a node without both, {len(off)} rounds")
-    for side in (ON, OWN):
+    for side in (ON, OWN, LINES):
         ratios = [with_metrics / without for with_metrics, without in zip(taken[side], off, strict=True)]
         low, high = interval(ratios)
         ratio = statistics.median(ratios)
