@@ -14,10 +14,10 @@ from tests.fork_server import fork_server
 from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.local.processes import descendants, isolated_environment
 
-from flowkit.local.ports import CANDIDATES, is_free
+from flowkit.local.ports import is_free
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import IO
 
@@ -31,6 +31,9 @@ class Shop(RoleHandler):
         return BatchResult(success=True, metrics={"rows": 1})
 """
 GRAPH = {"name": "shopping", "nodes": [{"node_id": "buy", "type": "shop"}]}
+
+_PORTS = 15
+_BASES = range(12_000, 20_000 - _PORTS, _PORTS)
 
 
 class UpProcess:
@@ -106,13 +109,18 @@ class UpProcess:
 
 
 def free_port_base() -> int:
-    """Return the first of as many consecutive free ports as `flowkit up` with one worker uses."""
-    start = int.from_bytes(os.urandom(4)) % (len(CANDIDATES) - _PORTS)
-    bases: Iterator[int] = iter([*CANDIDATES[start:-_PORTS], *CANDIDATES[:start]])
-    return next(base for base in bases if all(is_free(port) for port in range(base, base + _PORTS)))
+    """Return the first of as many consecutive free ports as `flowkit up` with one worker uses.
 
-
-_PORTS = 15
+    They are below all that `free_port` chooses, which other processes may have reserved. Other test processes choose
+    from others.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    bases = _BASES[number :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+    start = int.from_bytes(os.urandom(4)) % len(bases)
+    for base in [*bases[start:], *bases[:start]]:
+        if all(is_free(port) for port in range(base, base + _PORTS)):
+            return base
+    raise AssertionError(f"no {_PORTS} consecutive ports are free")
 
 
 def environment_without_servers(folder: Path) -> dict[str, str]:
