@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import random
 import signal
 import subprocess
 import threading
@@ -116,8 +117,7 @@ def free_port_base() -> int:
     """
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     bases = _BASES[number :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
-    start = int.from_bytes(os.urandom(4)) % len(bases)
-    for base in [*bases[start:], *bases[:start]]:
+    for base in random.SystemRandom().sample(bases, len(bases)):
         if all(is_free(port) for port in range(base, base + _PORTS)):
             return base
     raise AssertionError(f"no {_PORTS} consecutive ports are free")
