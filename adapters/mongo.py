@@ -68,7 +68,7 @@ _PERMANENT_CODES = _TOO_LARGE_CODES | frozenset(
 _MEASURED_COMMANDS = frozenset(
     {"find", "getMore", "insert", "update", "delete", "findAndModify", "aggregate", "distinct"}
 )
-"""The commands whose times are told apart."""
+"""The commands that are measured by name. All others together are `other`."""
 
 DUPLICATE_KEY = 11000
 """Server code of a write that a unique index rejects."""
@@ -107,12 +107,14 @@ class CommandTimes(monitoring.CommandListener):
         """Do nothing."""
 
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
-        """Note the time of a command."""
-        name = event.command_name
-        COMMAND_TIME.observe(event.duration_micros / 1e6, name if name in _MEASURED_COMMANDS else "other")
+        """Measure a command."""
+        self._measure(event)
 
     def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        """Note the time of a command that has failed, too: those that time out are the slowest."""
+        """Measure a command that has failed, too: those that time out are the slowest."""
+        self._measure(event)
+
+    def _measure(self, event: monitoring.CommandSucceededEvent | monitoring.CommandFailedEvent) -> None:
         name = event.command_name
         COMMAND_TIME.observe(event.duration_micros / 1e6, name if name in _MEASURED_COMMANDS else "other")
 

@@ -118,7 +118,7 @@ class _Followed:
     def __init__(self, store: LogStore, wanted: Row, level: str, after: str = "") -> None:
         """Prepare to read the rows that `wanted` selects. Lines up to the place `after` are left out."""
         self.end = after
-        """The place of the last line that was read. No line before it tells of others that are missing."""
+        """The place of the last line before which every missing line is counted in one that was read."""
         self._store = store
         self._wanted = wanted
         self._after = after
@@ -205,7 +205,7 @@ class _Numbers:
         self._last[_log_of(str(row["_id"]))] = number
 
     def carries(self) -> bool:
-        """Return whether lines were left out that no line tells of yet."""
+        """Return whether lines were left out that are not counted in any line yet."""
         return bool(self._carried)
 
     def read(self, row: Row) -> Iterator[_Read]:
