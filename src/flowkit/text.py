@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,21 @@ def visible(text: str) -> str:
     They could move the cursor of a terminal, hide text or reverse it. JSON texts keep their meaning.
     """
     return _DECEPTIVE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def shell_word(text: str) -> str:
+    r"""Return a text as one word of a command for bash or zsh, which can be pasted into a terminal.
+
+    Control characters would act there before the shell reads them, so `$'…'` contains them as escapes like `\025`.
+    """
+    if visible(text) == text and text.isprintable():
+        return shlex.quote(text)
+    parts = (c if c.isprintable() and c not in "'\\" else _octal(c) for c in clean(text))
+    return f"$'{''.join(parts)}'"
+
+
+def _octal(char: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in char.encode())
 
 
 def hide_named(name: object, value: Any) -> Any:
