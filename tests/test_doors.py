@@ -295,7 +295,7 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.ENDLESS_REPLY: of(SUPERVISORS, "a_huge_message_is_rejected"),
         Attack.TRICKLED_BYTES: Reason("the operator's own daemon delivers whole messages"),
         Attack.AMPLIFICATION: of(SUPERVISORS, "messages_of_others_stay_in_the_inbox"),
-        Attack.SECRET: of(SUPERVISORS, "a_late_reply_is_kept_without_the_secret"),
+        Attack.SECRET: of(SUPERVISORS, "of_a_late_reply_only_status_size_and_digest_are_kept"),
     },
     "external workers": {
         Attack.FOREIGN_ID: of(

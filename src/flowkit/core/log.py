@@ -18,7 +18,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
-from flowkit.text import hide_named, kind_of, visible
+from flowkit.masks import hide_named
+from flowkit.text import kind_of, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
