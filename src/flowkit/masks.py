@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus
@@ -361,16 +362,21 @@ UNKNOWN_VALUES: Final = (
 
 
 class AttemptMask:
-    """Hides the secrets of one attempt in its errors: of its input, of its params, and `values` of expressions.
+    """Hides the secrets of one attempt in its errors, and in the log of its process: of its input, of its params, and
+    `values` of expressions.
 
     It reads what it is given when it hides the first text: most attempts have no error.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None, *, are_known: bool = True) -> None:
         """`values` are hidden. They may be no secrets unless `are_known`, which errors then say."""
-        self.values: Mapping[str, Any] = values or {}
-        self._are_known = are_known
         self._given: list[Callable[[], Any]] = []
+        self.hide(values or {}, are_known=are_known)
+
+    def hide(self, values: Mapping[str, Any], *, are_known: bool) -> None:
+        """Hide these values of expressions."""
+        self.values, self._are_known = values, are_known
+        self.__dict__.pop("mask", None)
 
     def read(self, given: Callable[[], Any]) -> None:
         """Look for secrets in what `given` returns, too."""
@@ -380,7 +386,10 @@ class AttemptMask:
     @cached_property
     def mask(self) -> Mask:
         """The mask of all secrets."""
-        made = Mask(*(each() for each in self._given))
+        made = Mask()
+        for each in self._given:
+            with suppress(Exception):  # an input that cannot be read hides nothing, and fails nothing
+                made.add(each())
         made.add_values(self.values)
         return made
 

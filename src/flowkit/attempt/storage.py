@@ -15,6 +15,7 @@ from flowkit.adapters.tasks.store import is_same_database, show_database
 from flowkit.adapters.vars.changes import final_increments
 from flowkit.adapters.vars.store import Variables
 from flowkit.core.handler_lines import mask_lines
+from flowkit.core.log import bound_mask
 from flowkit.errors import AdapterError, BadVars, WrongDeployment
 from flowkit.graph.expressions import with_values
 from flowkit.masks import AttemptMask
@@ -61,7 +62,8 @@ async def resolve(tasks: TaskStore, attempt: AttemptInput) -> tuple[AttemptInput
         return attempt.io.input_inline, attempt.io.input_ref, attempt.io.fn_args
 
     mask_lines(hidden, given)
-    mask = AttemptMask(hidden, are_known=shown is not None)
+    mask = bound_mask() or AttemptMask()
+    mask.hide(hidden, are_known=shown is not None)
     mask.read(given)
     return attempt, mask
 
