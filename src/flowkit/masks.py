@@ -178,7 +178,7 @@ def secret_paths(params: Any, schema: Mapping[str, Any]) -> list[list[str | int]
     """Return where params are secret, as their JSON Schema says. One empty path stands for all of them."""
     if not may_hold_secrets(schema):
         return []
-    found = []
+    found: list[list[str | int]] = []
     for path in _walk(params, [schema], _definitions(schema), ()):
         if len(found) == _MOST_PATHS:
             return [[]]
