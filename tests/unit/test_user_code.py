@@ -31,6 +31,7 @@ from flowkit.core.user_code import (
 )
 from flowkit.errors import AdapterError
 from flowkit.limits import LAST_ERROR_CHARS
+from flowkit.masks import AttemptMask
 from flowkit.models import NodeState
 from flowkit.testing import run_graph
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
@@ -319,7 +320,7 @@ async def test_error_of_a_batch_in_a_process_is_one_failed_attempt(monkeypatch: 
                 params={},
                 kv={},
                 batch=Batch(),
-                hidden={},
+                mask=AttemptMask(),
                 scheduled_at=None,
                 node_id=f"process_batch {error}",
                 failed_nodes=[],
