@@ -281,6 +281,7 @@ def _describe_function(function: Any, finalize: Any, names: dict[str, Any]) -> t
     }
     if finalize is not None:
         own |= _make_finalize(finalize, f"finalize of {function.__name__}", names)
+        _check_results(finalize, own["_flowkit_final"], own["_flowkit_kinds"][1], function.__name__)
     return SourceRole if is_source else FunctionRole, own
 
 
@@ -302,17 +303,38 @@ def _describe_collector(function: Any, names: dict[str, Any]) -> tuple[Any, dict
         raise ConfigError(
             f"{function.__name__} collects, but has no parameter for its items: let the first one be it"
         )
-    kind = own["_flowkit_final"].item_kind
-    is_async = inspect.iscoroutinefunction(function)
-    wanted = AsyncIterator if is_async else list
-    if kind is not Any and (typing.get_origin(kind) or kind) is not wanted:
-        raise ConfigError(
-            f"{function.__name__} collects, and is {'a coroutine' if is_async else 'a plain'} function, so it receives "
-            f"all items as {'an AsyncIterator' if is_async else 'a list'}, not as {type_name(kind)}"
-        )
-    item = hook_calls.known_type((typing.get_args(kind) or (Any,))[0], "its items", function.__name__)
+    item = _received_type(
+        function, own["_flowkit_final"], f"{function.__name__} collects, and is", "all items"
+    )
     own |= {"_flowkit_kinds": (item, item), "_flowkit_keeps": True, "process": staticmethod(_keep_item)}
     return CollectorRole, own
+
+
+def _received_type(function: Any, hook: hook_calls.Hook, who: str, what: str) -> Any:
+    """Return the type of what a function that finishes a node receives, one by one or in a list.
+
+    Raise ConfigError if its annotation is that of something else.
+    """
+    is_async = inspect.iscoroutinefunction(function)
+    given = AsyncIterator if is_async else list
+    origin = typing.get_origin(hook.item_kind) or hook.item_kind
+    if origin is not Any and not (isinstance(origin, type) and issubclass(given, origin)):
+        raise ConfigError(
+            f"{who} {'a coroutine' if is_async else 'a plain'} function, so it receives {what} as "
+            f"{'an AsyncIterator' if is_async else 'a list'}, not as {type_name(hook.item_kind)}"
+        )
+    return hook_calls.known_type((typing.get_args(hook.item_kind) or (Any,))[0], "its items", hook.owner)
+
+
+def _check_results(finalize: Any, hook: hook_calls.Hook, result: Any, owner: str) -> None:
+    """Raise ConfigError if a function that finishes a node cannot receive the results of the role."""
+    if hook.item is None:
+        return
+    item = _received_type(finalize, hook, f"{hook.owner} is", "the results")
+    if typed.contradicts(result, item):
+        raise ConfigError(
+            f"{hook.owner} receives results of the type {type_name(item)}, but {owner} returns {type_name(result)}"
+        )
 
 
 async def _keep_item(item: Any) -> Any:

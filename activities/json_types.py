@@ -17,7 +17,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from flowkit.activities.json_schemas import ContractSchema
 from flowkit.errors import ConfigError
 from flowkit.text import printable, printed, truncate
-from flowkit.validation.json_keys import EqualKeys, to_json_types
+from flowkit.validation.json_keys import TOO_DEEP, EqualKeys, is_too_deep, to_json_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -253,6 +253,8 @@ def _problem_of_json(error: ValueError) -> str:
         return printable(truncate(f"the serializer {failed['name']} raised {failed['error']}", 200))
     if isinstance(error, UnicodeDecodeError) or "invalid utf-8" in text:
         return "it has bytes that are not UTF-8; set ser_json_bytes and val_json_bytes to 'base64' in its model_config"
+    if is_too_deep(error):
+        return TOO_DEEP
     if "surrogates not allowed" in text:
         return "it has a text with half of a surrogate pair, which is not valid UTF-8"
     return "a field has a value of another type than it names"

@@ -10,7 +10,15 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +31,7 @@ from flowkit import reason_codes
 from flowkit.activities.hook_calls import (
     RESERVED,
     Hook,
+    is_protocol,
     known_type,
     merge_schemas,
     read_hook,
@@ -36,7 +45,7 @@ from flowkit.errors import ConfigError
 from flowkit.text import printed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
 T = TypeVar("T")
 
@@ -391,7 +400,10 @@ def define(
     if hook == "produce" and key is None and not (cls.role or is_complete):
         return None
     known = vars(sys.modules.get(cls.__module__, typing))
-    kinds = [known_type(resolve(each, known, names), cls.__name__, cls.__name__) for each in arguments]
+    kinds = [
+        known_type(resolve(each, known, names), what, cls.__name__)
+        for each, what in zip(arguments, ("its items", "its results"), strict=True)
+    ]
     kinds[1] = without(BatchResult, kinds[1])
     types = _make_typed(cls, kinds, hook, names)
     if hook == "produce":
@@ -543,11 +555,11 @@ NO_ITEM = typing.Never
 def _check_kinds(hook: Hook, kinds: Sequence[Any]) -> None:
     """Raise ConfigError if the annotations of a hook contradict `In` and `Out`, as far as classes can be compared."""
     given, wanted = hook.item_kind, kinds[0]
-    if _contradicts(wanted, given):
+    if contradicts(wanted, given):
         raise ConfigError(
             f"{hook.owner} takes {type_name(given)}, but the class names {type_name(wanted)} as the type of its items"
         )
-    if not hook.is_generator and _contradicts(hook.returns, kinds[1]) and hook.returns is not BatchResult:
+    if not hook.is_generator and contradicts(hook.returns, kinds[1]) and hook.returns is not BatchResult:
         raise ConfigError(
             f"{hook.owner} returns {type_name(hook.returns)}, but the class names {type_name(kinds[1])} as the type "
             "of its results"
@@ -558,19 +570,21 @@ _OPEN = (Any, inspect.Parameter.empty)
 """Annotations that say nothing. `Any` is a class."""
 
 
-def _contradicts(given: Any, wanted: Any) -> bool:
-    """Return whether a value of the class `given` is certainly none of the class `wanted`."""
+def contradicts(given: Any, wanted: Any) -> bool:
+    """Return whether a value of the type `given` is certainly none of the type `wanted`: of two classes, or lists."""
+    if (origin := typing.get_origin(given)) is not None and origin is typing.get_origin(wanted):
+        parts = zip(typing.get_args(given), typing.get_args(wanted), strict=False)
+        is_sequence = isinstance(origin, type) and issubclass(origin, Sequence)
+        return is_sequence and any(contradicts(*each) for each in parts)
     if not all(isinstance(each, type) and typing.get_origin(each) is None for each in (given, wanted)):
         return False
     if any(each in _OPEN or typing_extensions.is_typeddict(each) for each in (given, wanted)):
         return False
+    if is_protocol(given) or is_protocol(wanted):
+        return False
     if given in (int, bool) and wanted in (int, float):
         return False
-    return (
-        not issubclass(given, wanted)
-        and not getattr(wanted, "_is_protocol", False)
-        and not issubclass(given, (AsyncIterator, Iterator))
-    )
+    return not issubclass(given, wanted) and not issubclass(given, (AsyncIterator, Iterator))
 
 
 def _add_hooks(cls: Any, typed: TypedHandler) -> None:

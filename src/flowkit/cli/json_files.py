@@ -55,10 +55,11 @@ class GivenTask:
         return replace(parsed, warnings=tuple(self.locate(parsed.warnings)))
 
     def locate(self, problems: Iterable[str]) -> list[str]:
-        """Return problems of the graph, with the line of the node before each that names one."""
-        if self.document is None or not isinstance(self.graph, dict):
+        """Return problems of the graph, with the line before each whose place in the file is known."""
+        if self.document is None:
             return list(problems)
-        return self.document.locate(problems, self.graph.get("nodes"), self.path)
+        nodes = self.graph.get("nodes") if isinstance(self.graph, dict) else None
+        return self.document.locate(problems, nodes, self.path)
 
 
 def read_task(
