@@ -16,14 +16,12 @@ from pydantic_core import PydanticSerializationError, to_json
 
 from flowkit.activities.json_schemas import ContractSchema
 from flowkit.errors import ConfigError
+from flowkit.models.metas import VALUE, Meta, make_meta
 from flowkit.text import printable, printed, truncate
 from flowkit.validation.json_keys import EqualKeys, to_json_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-VALUE = "value"
-"""The key under which a `meta`, which is an object, holds a result that is none."""
 
 SHOWN_PROBLEMS = 3
 """How many problems an error lists."""
@@ -79,10 +77,6 @@ class JsonType:
         return _shape_of(self.schema("validation"))
 
     @cached_property
-    def _output_shape(self) -> _Shape:
-        return _shape_of(self.schema("serialization"))
-
-    @cached_property
     def is_list(self) -> bool:
         """Whether a value can be a list."""
         return "array" in _json_types(self.schema("validation"))
@@ -108,9 +102,18 @@ class JsonType:
         return self.from_json(self._unwrap(meta))
 
     def _unwrap(self, meta: Any) -> Any:
-        if type(meta) is not dict or len(meta) != 1 or VALUE not in meta:
+        """Return the JSON of the value that a `meta` holds, as its writer says, or else as the type suggests.
+
+        A type that has only objects, or none, reads either form.
+        """
+        if not isinstance(meta, dict) or meta.keys() != {VALUE}:
             return meta
-        return meta if self._input_shape in (_Shape.OBJECT, _Shape.ANY) else meta[VALUE]
+        shape = self._input_shape
+        if shape in (_Shape.MIXED, _Shape.ANY) and isinstance(meta, Meta):
+            unwraps = meta.wrapped
+        else:
+            unwraps = shape in (_Shape.OTHER, _Shape.MIXED)
+        return meta[VALUE] if unwraps else dict(meta)
 
     def to_meta(self, value: Any) -> dict[str, Any]:
         """Return the `meta` for a value: its JSON, in an object `{"value": …}` if it is none.
@@ -126,10 +129,7 @@ class JsonType:
                 else self.adapter.validate_python(value)
             )
             stored = self._dump(checked)
-        if not isinstance(stored, dict):
-            return {VALUE: stored}
-        is_ambiguous = len(stored) == 1 and VALUE in stored and self._output_shape is _Shape.MIXED
-        return {VALUE: stored} if is_ambiguous else stored
+        return make_meta(stored)
 
     def to_input(self, value: Any) -> dict[str, Any]:
         """Return the `meta` for a value that FlowKit is given, with its secrets, which `to_meta` masks.
@@ -140,8 +140,7 @@ class JsonType:
         if not self.holds_secrets:
             return stored
         plain = self.adapter.dump_python(value, by_alias=True)
-        revealed = _reveal(stored if isinstance(plain, Mapping) else stored.get(VALUE), plain)
-        return revealed if isinstance(revealed, dict) else {VALUE: revealed}
+        return make_meta(_reveal(stored if isinstance(plain, Mapping) else stored.get(VALUE), plain))
 
     @cached_property
     def holds_secrets(self) -> bool:

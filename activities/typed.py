@@ -262,7 +262,7 @@ class TypedHandler:
             meta = self.output.to_meta(item)
         except ValueError as error:
             raise self._mismatch("an item", item, error, ctx) from None
-        return Batch(batch_uid=uids.uid_of(item, ctx.without_values), payload=meta)
+        return Batch.model_construct(batch_uid=uids.uid_of(item, ctx.without_values), payload=meta)
 
     # -- parameters
 
@@ -659,6 +659,6 @@ async def _batches(
 
 def _keep() -> Any:
     async def process_batch(self: Any, batch: Batch, ctx: HookContext) -> BatchResult:
-        return BatchResult(success=True, metrics=batch.payload)
+        return BatchResult.model_construct(success=True, metrics=batch.payload)
 
     return process_batch

@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from typing_extensions import TypedDict
 
 from flowkit.activities.json_types import JsonType, type_name
+from flowkit.models.metas import read_meta, row_fields
 from flowkit.validation.json_keys import EqualKeys
 
 
@@ -73,7 +74,7 @@ class Tree(BaseModel):
         (type(None), None, {"value": None}),
         (Page | None, Page(url="a"), {"url": "a", "tags": []}),
         (Page | None, None, {"value": None}),
-        (Value | int, Value(value=3), {"value": {"value": 3}}),
+        (Value | int, Value(value=3), {"value": 3}),
         (Value | int, 3, {"value": 3}),
         (Annotated[Cat | Dog, Field(discriminator="kind")], Dog(), {"kind": "dog"}),
         (Literal["a", 1], "a", {"value": "a"}),
@@ -87,7 +88,46 @@ class Tree(BaseModel):
 def test_value_is_stored_as_an_object_and_read_back(kind: Any, value: Any, stored: dict[str, Any]) -> None:
     found = JsonType(kind, "test")
     assert found.to_meta(value) == stored
-    assert found.from_meta(stored) == value
+    assert found.from_meta(found.to_meta(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "reader"),
+    [
+        (Value, Value(value=3), Value | None),
+        (Value, Value(value=3), Value | int),
+        (Value | int, 3, Value | int),
+        (Value | int, 3, int),
+        (dict[str, int], {"value": 3}, dict[str, int] | int),
+        (dict[str, int], {"value": 3}, Any),
+        (int, 3, dict[str, int] | int),
+        (int, 3, object),
+        (Any, {"value": 3}, dict[str, int] | int),
+        (Any, 3, dict[str, int] | int),
+        (list[int], [1], Any),
+        (Numbers, Numbers([1]), Numbers | dict[str, int]),
+    ],
+)
+def test_wider_type_reads_what_the_row_says_that_the_writer_meant(kind: Any, value: Any, reader: Any) -> None:
+    row = row_fields(JsonType(kind, "the writer").to_meta(value))
+    assert type(row["meta"]) is dict
+    read = JsonType(reader, "the reader").from_meta(read_meta(row))
+    assert read == value and type(read) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("reader", "read"),
+    [
+        (Value, Value(value=3)),
+        (int, 3),
+        (int | None, 3),
+        (Value | int, 3),
+        (dict[str, int] | int, 3),
+        (Any, {"value": 3}),
+    ],
+)
+def test_row_that_does_not_say_its_form_is_read_by_the_type_of_the_reader(reader: Any, read: Any) -> None:
+    assert JsonType(reader, "the reader").from_meta(read_meta({"meta": {"value": 3}})) == read
 
 
 @given(
