@@ -68,3 +68,15 @@ class ContractSchema(GenerateJsonSchema):
 
     def _converted(self, found: JsonSchemaValue) -> JsonSchemaValue:
         return {**found, CONVERTS: True} if self.mode == "validation" else found
+
+
+class RoundTripSchema(ContractSchema):
+    """Generates the JSON Schema of a type whose JSON has no computed fields, because the type forbids to read them."""
+
+    def model_fields_schema(self, schema: core_schema.ModelFieldsSchema) -> JsonSchemaValue:
+        """Return the schema of a model without its computed fields."""
+        return super().model_fields_schema({**schema, "computed_fields": []})
+
+    def dataclass_args_schema(self, schema: core_schema.DataclassArgsSchema) -> JsonSchemaValue:
+        """Return the schema of a dataclass without its computed fields."""
+        return super().dataclass_args_schema({**schema, "computed_fields": []})

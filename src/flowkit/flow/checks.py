@@ -14,7 +14,6 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
-from pydantic.errors import PydanticUserError
 
 from flowkit.activities.handlers import prepares_input
 from flowkit.activities.hook_calls import RESERVED
@@ -307,23 +306,6 @@ def _function_problems(parsed: Graph, functions: Mapping[str, Callable[..., Any]
             check_arguments(str(node.io.fn), function, HERE, {**optional, **(node.io.fn_args or {})})
         except AdapterError as error:
             yield node.node_id, "io.fn_args", str(error)
-
-
-def find_lost(schema: Schema, adapter: TypeAdapter[Any]) -> str | None:
-    """Return the name of a field that a type reads from JSON, but does not write to it; None without one.
-
-    Its value would not reach the task. `schema` is that of the JSON which the type reads.
-    """
-    try:
-        written = adapter.json_schema(mode="serialization")
-    except PydanticUserError:
-        return None
-    for name, read in {"": schema, **schema.get("$defs", {})}.items():
-        other = written if name == "" else written.get("$defs", {}).get(name, {})
-        lost = read.get("properties", {}).keys() - other.get("properties", read.get("properties", {})).keys()
-        if lost:
-            return str(min(lost))
-    return None
 
 
 def find_secret(schema: Any, name: str = "params") -> str | None:
