@@ -153,7 +153,7 @@ def find_lost(schema: Schema) -> str | None:
     own = {id(each.get("schema")) for each, _ in walk(schema) if each["type"] in _WRITERS and _converts(each)}
     for each, config in walk(schema):
         if each["type"] in _RECORDS and id(each) not in own and not _converts(each):
-            for name, field in _fields_of(each):
+            for name, field in fields_of(each):
                 if not _reads_itself(name, field, config):
                     return name
     return None
@@ -166,20 +166,36 @@ def _converts(schema: Schema) -> bool:
     return str((schema.get("serialization") or {}).get("type")).startswith("function")
 
 
-def _fields_of(schema: Schema) -> list[tuple[str, Schema]]:
+def fields_of(schema: Schema) -> list[tuple[str, Schema]]:
+    """Return the fields of a model, a dataclass or a TypedDict, by name."""
     fields = schema["fields"]
     return [*fields.items()] if isinstance(fields, dict) else [(each["name"], each) for each in fields]
 
 
 def _reads_itself(name: str, field: Schema, config: Schema) -> bool:
-    if field.get("serialization_exclude"):
-        return False
+    return not field.get("serialization_exclude") and names_of(name, field, config)[0] in _read_names(
+        name, field, config
+    )
+
+
+def list_names(schema: Schema) -> set[str]:
+    """Return all names by which a type with fields reads or writes them."""
+    record = next(((each, config) for each, config in walk(schema) if each["type"] in _RECORDS), None)
+    if record is None:
+        return set()
+    return {each for name, field in fields_of(record[0]) for each in names_of(name, field, record[1])}
+
+
+def names_of(name: str, field: Schema, config: Schema) -> list[str]:
+    """Return the name by which a type writes a field, and then the others by which it reads it."""
+    written = field.get("serialization_alias", name)
+    return [written, *(each for each in _read_names(name, field, config) if each != written)]
+
+
+def _read_names(name: str, field: Schema, config: Schema) -> list[str]:
     alias = field.get("validation_alias")
     if alias is None or field.get("init") is False:
-        names = {name}
-    else:
-        paths = [[alias]] if isinstance(alias, str) else alias if isinstance(alias[0], list) else [alias]
-        names = {path[0] for path in paths if len(path) == 1}
-        if config.get("validate_by_name") or config.get("populate_by_name"):
-            names.add(name)
-    return field.get("serialization_alias", name) in names
+        return [name]
+    paths = [[alias]] if isinstance(alias, str) else alias if isinstance(alias[0], list) else [alias]
+    by_name = config.get("validate_by_name") or config.get("populate_by_name")
+    return [*(path[0] for path in paths if len(path) == 1), *([name] if by_name else [])]

@@ -529,7 +529,7 @@ async def test_result_of_which_the_next_node_would_get_less_fails_its_own_node()
 
     text = await failed(make, nodes=[node("make", "make", **NEVER_AGAIN)])
     assert "schema_mismatch: the result of make for batch" in text
-    assert 'would reach the next node changed: [0].lines is 3 (number), and would be missing' in text
+    assert "would reach the next node changed: [0].lines is 3 (number), and would be missing" in text
 
 
 async def test_type_that_forbids_other_fields_reads_itself_without_its_computed_ones() -> None:

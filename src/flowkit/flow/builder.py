@@ -12,7 +12,9 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from typing_extensions import TypeVar
 
+from flowkit.activities.core_schemas import list_names
 from flowkit.activities.handlers import RoleHandler
+from flowkit.activities.json_schemas import ParamsSchema
 from flowkit.activities.json_types import lost_problem
 from flowkit.core.user_code import contained, error_text
 from flowkit.errors import ConfigError, GraphError
@@ -109,7 +111,7 @@ class Flow(Generic[P]):
             )
         try:
             self._adapter = TypeAdapter(params)
-            schema = self._adapter.json_schema()
+            schema = self._adapter.json_schema(schema_generator=ParamsSchema)
         except PydanticUserError as error:
             problem = f"params is {params!r}, which pydantic cannot use: {error.message}"
             raise make_error(self._place, problem) from None
@@ -316,7 +318,7 @@ class Flow(Generic[P]):
         except ValueError as error:  # also pydantic's PydanticSerializationError
             raise GraphError([f"params cannot be written as JSON: {one_line(str(error))}"]) from None
         self._validate(dumped, "their JSON cannot be read back: ")
-        names = {*dumped, *getattr(self.params, "model_fields", ())}
+        names = {*dumped, *getattr(self.params, "model_fields", ()), *list_names(self._adapter.core_schema)}
         kept = (
             {key: value for key, value in given.items() if key not in names}
             if isinstance(given, dict)

@@ -19,9 +19,10 @@ from flowkit.activities.handlers import prepares_input
 from flowkit.activities.hook_calls import RESERVED
 from flowkit.errors import AdapterError, BadCondition, GraphError
 from flowkit.flow.specs import walk_places
+from flowkit.flow.values import Cel
 from flowkit.graph import cel
 from flowkit.graph.contracts import CONVERTS
-from flowkit.graph.expressions import MAP_OVER, find_expressions
+from flowkit.graph.expressions import MAP_OVER, find_expressions, is_expression
 from flowkit.graph.submission import validate_input
 from flowkit.models.graphs import FAILED_NODES_KEY
 from flowkit.text import add_caret, names, one_line, printable, printed, suggestion, truncate
@@ -324,6 +325,9 @@ def find_secret(schema: Any, name: str = "params") -> str | None:
 def params_problem(error: Mapping[str, Any]) -> str:
     """Return one error of pydantic about params as a problem that names the place, the value and what is expected."""
     place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"])
+    if is_expression(error["input"]) or isinstance(error["input"], Cel):
+        remedy = "pass the graph and these params to Schedules.create, which adds the default values"
+        return f"params{place} is an expression, which only the tasks of a schedule evaluate: {remedy}"
     shown = "" if error["type"] == "missing" else f" is {printed(error['input'])}"
     return f"params{place}{shown}: {error['msg']}"
 
