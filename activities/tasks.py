@@ -360,13 +360,15 @@ def _format_rejection(error: GraphError) -> str:
 
 
 async def _own_params(opening: OpenTask) -> OpenTask:
-    """Return the opening of a task of a schedule with its own params: the values of expressions, and default values.
+    """Return the opening of a task with its own params: the values of a schedule's expressions, and default values.
 
-    Raise GraphError if an expression cannot be evaluated.
+    A client of FlowKit has added the default values. Raise GraphError if an expression cannot be evaluated.
     """
-    if opening.scheduled_at is None or opening.rerun is not None:
+    if opening.rerun is not None:
         return opening
-    params = await asyncio.to_thread(evaluate_params, opening.params, opening.scheduled_at)
+    params = opening.params
+    if opening.scheduled_at is not None:
+        params = await asyncio.to_thread(evaluate_params, params, opening.scheduled_at)
     params = await asyncio.to_thread(complete_params, opening.graph, params)
     return opening if params is opening.params else replace(opening, params=params)
 
