@@ -180,7 +180,7 @@ def test_default_values_of_a_hand_written_schema_are_added(
     [None, True, {"properties": 3, "$defs": []}, {"$ref": "#"}, {"$ref": 3}, {"anyOf": [{"$ref": "#/x"}]}],
 )
 def test_schema_that_gives_no_default_values_leaves_params_as_they_are(schema: Any) -> None:
-    given = {"a": {}}
+    given: dict[str, Any] = {"a": {}}
     assert complete_params({"params_schema": schema}, given) is given
 
 

@@ -112,14 +112,14 @@ class _Completion:
             return value
         completed = value
         for form in self._forms(schema, value):
-            parts = self._items(form, completed, place, depth)
-            completed = self._fields(form, completed, place, depth) if parts is None else parts
+            if isinstance(completed, list):
+                completed = self._items(form, completed, place, depth)
+            else:
+                completed = self._fields(form, completed, place, depth)
         return completed
 
-    def _items(self, form: dict[str, Any], value: Any, place: str, depth: int) -> list[Any] | None:
-        """Return a list with completed items; None for an object."""
-        if not isinstance(value, list):
-            return None
+    def _items(self, form: dict[str, Any], value: list[Any], place: str, depth: int) -> list[Any]:
+        """Return a list with completed items."""
         first, others = _array(form.get("prefixItems")), form.get("items")
         return [
             self.complete(first[at] if at < len(first) else others, each, f"{place}[{at}]", depth + 1)
