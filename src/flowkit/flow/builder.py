@@ -150,14 +150,16 @@ class Flow(Generic[P]):
     # --- nodes ---------------------------------------------------------------------------------------------------
 
     def node(
-        self, node_id: str, handler: type[RoleHandler[In, Out]] | RoleHandler[In, Out]
+        self, node_id: str, handler: Callable[[], RoleHandler[In, Out]] | RoleHandler[In, Out]
     ) -> FlowNode[In, Out]:
         """Add a node that this handler runs: its class, which is created without arguments, or an instance.
 
         Raise GraphError if the handler has no role, or another one of this flow has the same role.
+
+        For type checkers, a class is what returns a handler without arguments, so that they find one that needs some.
         """
         place = calling_line()
-        role = self._handlers.add(handler, node_id, place)
+        role = self._handlers.add(cast("Given", handler), node_id, place)
         return self._add(NodeSpec(node_id=node_id, kind=role), handler)
 
     @overload

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 
 from pydantic import BaseModel, TypeAdapter
 
+from flowkit.activities.contracts import check_contracts, reads_own_input
 from flowkit.activities.handlers import prepares_input
 from flowkit.activities.hook_calls import RESERVED
 from flowkit.errors import AdapterError, BadCondition, GraphError
@@ -72,7 +73,7 @@ def check_graph(
         parsed = validate_input(HERE, {"params": {}, "graph": graph})
     except GraphError as error:
         raise type(error)([_locate(problem, by_id, place) for problem in error.problems]) from None
-    if unfit := _check_edges(parsed, handlers):
+    if unfit := check_contracts(parsed, handlers):
         raise GraphError([_locate(problem, by_id, place) for problem in unfit])
     schemas = {root: TypeAdapter(kind).json_schema() for root, kind in _known_roots(params, variables)}
     problems = chain(
@@ -81,16 +82,6 @@ def check_graph(
     found = [*islice(problems, _ENOUGH)]
     if found:
         raise GraphError([_name_line(by_id[node_id], path, text, place) for node_id, path, text in found])
-
-
-def _check_edges(parsed: Graph, handlers: Mapping[str, RoleHandler[Any, Any]]) -> list[str]:
-    """Return the problems of edges over which results flow that their reader would refuse, by the types of both."""
-    typed = {role: each for role, each in handlers.items() if each.input_type is not None}
-    if not any(node.type in typed and node.pulls for node in parsed.nodes):
-        return []
-    from flowkit.activities.contracts import check_contracts  # loads the database driver
-
-    return check_contracts(parsed, handlers)
 
 
 def _known_roots(params: Any, variables: Any) -> Iterator[tuple[str, Any]]:
@@ -251,13 +242,11 @@ def _input_problems(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Foun
 
 def _list_input_schemas(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Schema]:
     """Yield the JSON Schemas that `input_inline` of a node must fit: that of the item, and that of the parameters."""
-    prepares = prepares_input(handler)
-    own_item = not (prepares or handler.is_source or node.pulls) and node.map is None
-    if own_item and (schema := handler.input_schema()) is not None:
+    if reads_own_input(node, handler) and (schema := handler.input_schema()) is not None:
         yield schema
     schema = handler.parameters_schema()
     if handler.is_source:
-        if not prepares:
+        if not prepares_input(handler):
             yield schema or {"properties": {}}
     elif schema is not None:
         yield schema

@@ -187,6 +187,15 @@ def mismatches(output_schema: Schema, input_schema: Schema) -> list[str]:
     return [str(each) for each in _Comparison(output_schema, input_schema).batches()]
 
 
+def takes_objects(input_schema: Schema) -> bool:
+    """Return whether an object may fit an input."""
+    forms = _Parts(input_schema).alternatives(input_schema)
+    return any(
+        not _types(form) or any(_accepts("object", {}, wanted, form) for wanted in _types(form))
+        for form in forms
+    )
+
+
 def type_name(schema: Schema) -> str:
     """Return a short name of the type of a schema: the title of a model, `list[Page]`, `integer`."""
     return _Parts(schema).name(schema)
