@@ -205,6 +205,8 @@ ANONYMOUS: Final = "anonymous"
 """The user of requests that name none."""
 DEAD_LETTER_BYTES: Final = 900_000
 """How much of a malformed record its dead letter has."""
+TOO_LARGE: Final = "too_large"
+"""The reason of a dead letter that has nothing of the value of its record."""
 _DEAD_KEY_BYTES: Final = 1_000
 _LOG_SEC: Final = 60.0
 """Malformed records are logged once in this time, for each reason."""
@@ -430,7 +432,7 @@ def _json_object(value: bytes | None) -> Fields:
     if not value:
         raise BadRecord("no_value", "the record has no value")
     if len(value) > KAFKA_RECORD_BYTES:
-        raise BadRecord("too_large", f"the record has {len(value):,} bytes, more than {KAFKA_RECORD_BYTES:,}")
+        raise BadRecord(TOO_LARGE, f"the record has more than {KAFKA_RECORD_BYTES:,} bytes")
     try:
         found = load_json(value, strict=True)
     except ValueError as error:
@@ -637,7 +639,7 @@ class AdmissionConsumer:
             record,
             self._topics.dead_letter_topic,
             None if record.key is None else record.key[:_DEAD_KEY_BYTES],
-            (record.value or b"")[:DEAD_LETTER_BYTES],
+            b"" if error.reason == TOO_LARGE else (record.value or b"")[:DEAD_LETTER_BYTES],
             headers=[(name, clean(text).encode()) for name, text in headers.items()],
         )
         if sent:
