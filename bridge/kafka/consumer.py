@@ -173,9 +173,10 @@ class RecordConsumer:
         """Say which batch cannot be read. The group keeps its position before it, so that no record is lost."""
         places = await _partitions_at(client, getattr(error, "offset", None))
         where = ", ".join(f"partition {each.partition} of the topic {each.topic}" for each in places)
+        end = getattr(error, "end", None)
         held = (
-            f"a batch in Kafka cannot be read ({where or ', '.join(self._topics)}): {error}; to go on without "
-            "it, delete the records up to it with kafka-delete-records"
+            f"a batch in Kafka cannot be read ({where or ', '.join(self._topics)}): {error}; to go on without it, "
+            f"delete the records {'up to it' if end is None else f'before offset {end}'} with kafka-delete-records"
         )
         if held != self.held:
             _logger.error("the consumer %s is held: %s", self._group, held)

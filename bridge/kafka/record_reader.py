@@ -76,16 +76,22 @@ _XERIAL_HEADER_BYTES: Final = 16
 class UnreadableBatch(CorruptRecordException):
     """A batch that cannot be decompressed, or contains something else than records."""
 
-    def __init__(self, offset: int, why: str) -> None:
+    def __init__(self, offset: int, why: str, end: int | None = None) -> None:
         super().__init__(f"the record at offset {offset} cannot be read: {why}")
         self.offset = offset
+        self.end = end
+        """The offset after the last record of the batch, if its header can be read."""
+
+    def __str__(self) -> str:
+        """Return the text without the name of the class, which aiokafka adds."""
+        return str(self.args[0])
 
 
 class RecordReader:
     """Reads what an aiokafka consumer fetches. Start the consumer with `start`.
 
-    A record that is larger than `KAFKA_RECORD_BYTES` has the beginning of its value, which is one byte longer
-    than that, and no headers.
+    A record that is much larger than `KAFKA_RECORD_BYTES` has only the beginning of its value, which is one byte
+    longer than that, and no headers.
     """
 
     def __init__(self, client: Any, *, one_by_one: bool = False) -> None:
@@ -288,7 +294,8 @@ class _Batch:
         try:
             return read()
         except Exception as error:
-            raise UnreadableBatch(self._next, f"{type(error).__name__}: {error}") from error
+            why = f"{type(error).__name__}: {error}"
+            raise UnreadableBatch(self._next, why, self.next_offset) from error
 
     def _read_record(self) -> _Record:
         self.stream.skip_rest()
