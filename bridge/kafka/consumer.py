@@ -244,7 +244,8 @@ class RecordConsumer:
             await asyncio.sleep(RECONNECT_PAUSE_SEC)
 
     def _note_success(self) -> None:
-        self.health.last_ok_at = time.time()
+        if self.held is None:
+            self.health.last_ok_at = time.time()
         if not self.connected:
             self.connected = True
             _logger.info("the consumer %s is connected to Kafka", self._group)
