@@ -331,9 +331,11 @@ async def test_failures_and_timeouts_end_executions_and_a_cancel_also_what_waits
         await door.produce("execution_cancelled", *cancels)
         await until_state(door, "failed", State.FAILED)
         await until_state(door, "timeout", State.TIMEOUT)
-        await until_state(door, "stopped", State.CANCELLED)
         await until_state(door, "waits", State.CANCELLED)
         [command] = await door.events("delete_pod_command", 1)
+        await until_state(door, "stopped", State.ACTIVE)
+        await door.produce("execution_cancelled", {"execution_id": "stopped"})
+        await until_state(door, "stopped", State.CANCELLED)
     assert (command["execution_id"], command["reason"]) == ("stopped", "enough")
 
 
