@@ -89,7 +89,7 @@ def compress(codec: Codec, pieces: Iterable[bytes]) -> bytes:
         return b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + b"".join(map(_snappy_block, pieces))
     if codec is Codec.lz4:
         compressor = lz4.frame.LZ4FrameCompressor(block_linked=False)
-        return compressor.begin() + b"".join(map(compressor.compress, pieces)) + compressor.flush()
+        return bytes(compressor.begin() + b"".join(map(compressor.compress, pieces)) + compressor.flush())
     if codec is Codec.zstd:
         zstd = ZstdCompressor()
         return b"".join(map(zstd.compress, pieces)) + zstd.flush()

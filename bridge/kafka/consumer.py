@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.attempt.background import LoopHealth, OutageLogger
 from flowkit.bridge.kafka import clients
+from flowkit.bridge.kafka.clients import UnreadableBatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from aiokafka import ConsumerRecord, TopicPartition
-    from aiokafka.errors import CorruptRecordException
 
     from flowkit.bridge.kafka.clients import KafkaConnection
     from flowkit.bridge.kafka.record_reader import RecordReader
@@ -104,8 +104,6 @@ class RecordConsumer:
             self.health.running = self.connected = False
 
     async def _connect_and_read(self) -> None:
-        from aiokafka.errors import CorruptRecordException
-
         from flowkit.bridge.kafka.record_reader import RecordReader
 
         try:
@@ -117,7 +115,7 @@ class RecordConsumer:
         try:
             while True:
                 await self._poll(client, reader)
-        except CorruptRecordException as error:
+        except UnreadableBatch as error:
             await self._commits.finish(LAST_COMMIT_SEC)
             await self._hold(client, error)
         except clients.kafka_errors() as error:
@@ -169,14 +167,14 @@ class RecordConsumer:
                 self.positions |= {(place.topic, place.partition): offset for place, offset in ends.items()}
                 self._commits.add(ends)
 
-    async def _hold(self, client: Any, error: CorruptRecordException) -> None:
+    async def _hold(self, client: Any, error: UnreadableBatch) -> None:
         """Say which batch cannot be read. The group keeps its position before it, so that no record is lost."""
-        places = await _partitions_at(client, getattr(error, "offset", None))
+        places = await _partitions_at(client, error.offset)
         where = ", ".join(f"partition {each.partition} of the topic {each.topic}" for each in places)
-        end = getattr(error, "end", None)
+        which = "up to it" if error.end is None else f"before offset {error.end}"
         held = (
             f"a batch in Kafka cannot be read ({where or ', '.join(self._topics)}): {error}; to go on without it, "
-            f"delete the records {'up to it' if end is None else f'before offset {end}'} with kafka-delete-records"
+            f"delete the records {which} with kafka-delete-records"
         )
         if held != self.held:
             _logger.error("the consumer %s is held: %s", self._group, held)

@@ -29,6 +29,7 @@ from aiokafka.record.default_records import DefaultRecordBase
 from aiokafka.record.util import calc_crc32c
 
 from flowkit.bridge.kafka import clients
+from flowkit.bridge.kafka.clients import UnreadableBatch
 from flowkit.limits import KAFKA_RECORD_BYTES
 
 if sys.version_info >= (3, 14):
@@ -73,20 +74,6 @@ _XERIAL: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES: Final = 16
 
 
-class UnreadableBatch(CorruptRecordException):
-    """A batch that cannot be decompressed, or contains something else than records."""
-
-    def __init__(self, offset: int, why: str, end: int | None = None) -> None:
-        super().__init__(f"the record at offset {offset} cannot be read: {why}")
-        self.offset = offset
-        self.end = end
-        """The offset after the last record of the batch, if its header can be read."""
-
-    def __str__(self) -> str:
-        """Return the text without the name of the class, which aiokafka adds."""
-        return str(self.args[0])
-
-
 class RecordReader:
     """Reads what an aiokafka consumer fetches. Start the consumer with `start`.
 
@@ -99,7 +86,7 @@ class RecordReader:
         self._client = client
         self._one_by_one = one_by_one
         self._fetched: WeakSet[_FetchedBatches] = WeakSet()
-        self._error: CorruptRecordException | None = None
+        self._error: UnreadableBatch | None = None
 
     async def start(self) -> Any:
         """Start the client and return it; close it if it does not start."""
@@ -113,7 +100,7 @@ class RecordReader:
     async def read(self, timeout_ms: int) -> Found:
         """Return the next records by partition, or nothing after `timeout_ms`.
 
-        Raise an aiokafka error. After CorruptRecordException, the client has skipped records: close it.
+        Raise UnreadableBatch, after which the client has skipped records: close it. Raise an aiokafka error.
         """
         if self._error is not None:
             raise self._error
@@ -128,10 +115,10 @@ class RecordReader:
                     found.setdefault(place, []).extend(records)
                     count += len(records)
                     size += sum(len(each.value or b"") for each in records)
-        except CorruptRecordException as error:
+        except (CorruptRecordException, UnreadableBatch) as error:
+            self._error = error if isinstance(error, UnreadableBatch) else UnreadableBatch(str(error))
             if not found:
-                raise
-            self._error = error
+                raise self._error from None
         return found
 
     async def _read_some(self, timeout_ms: int, limit: int) -> Found:
@@ -235,7 +222,7 @@ class _Header(NamedTuple):
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    count: int
+    records: int
 
 
 class _Record(NamedTuple):
@@ -256,7 +243,7 @@ class _Batch:
     def __init__(self, raw: memoryview) -> None:
         if len(raw) < _HEADER.size or raw[_MAGIC_AT] != _VERSION:
             offset = int.from_bytes(raw[:8], "big", signed=True)
-            raise UnreadableBatch(offset, "its batch has a format of Kafka before 0.11, or is damaged")
+            raise UnreadableBatch("its batch has a format of Kafka before 0.11, or is damaged", offset)
         self._raw = raw
         self._header = header = _Header(*_HEADER.unpack_from(raw))
         self.base_offset, self.producer_id = header.base_offset, header.producer_id
@@ -264,8 +251,8 @@ class _Batch:
         self.is_control_batch = bool(header.attributes & DefaultRecordBase.CONTROL_MASK)
         self.next_offset = header.base_offset + header.last_offset_delta + 1
         """The offset after the last record of the batch."""
-        self.stream = _Stream(_decompress(header.attributes & _CODEC_MASK, raw[_HEADER.size :]))
-        self._left = header.count
+        self.stream = _BatchBytes(_decompress(header.attributes & _CODEC_MASK, raw[_HEADER.size :]))
+        self._left = header.records
         self._next = header.base_offset
 
     def validate_crc(self) -> bool:
@@ -295,7 +282,7 @@ class _Batch:
             return read()
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            raise UnreadableBatch(self._next, why, self.next_offset) from error
+            raise UnreadableBatch(why, self._next, self.next_offset) from error
 
     def _read_record(self) -> _Record:
         self.stream.skip_rest()
@@ -361,7 +348,7 @@ def _headers(body: bytes, at: int) -> list[tuple[str, bytes | None]]:
     return headers
 
 
-class _Stream:
+class _BatchBytes:
     """The bytes of a batch, which are decompressed when they are read."""
 
     def __init__(self, pieces: Iterator[bytes | memoryview]) -> None:
@@ -425,7 +412,7 @@ def _decompress(codec: int, raw: memoryview) -> Iterator[bytes | memoryview]:
         case DefaultRecordBase.CODEC_LZ4:
             return _read_pieces(lz4.frame.LZ4FrameFile(io.BytesIO(raw)))
         case DefaultRecordBase.CODEC_ZSTD:
-            options = {DecompressionParameter.window_log_max: _MEMORY_BITS}
+            options = {int(DecompressionParameter.window_log_max): _MEMORY_BITS}
             return _read_pieces(ZstdFile(io.BytesIO(raw), options=options))
     return _refuse(f"codec {codec} is unknown")
 
@@ -441,7 +428,7 @@ def _refuse(why: str) -> Iterator[bytes]:
 
 def _decompress_snappy(raw: memoryview) -> Iterator[memoryview]:
     """Decompress the blocks of the format of Java and aiokafka, or the only block that librdkafka sends."""
-    if raw[: len(_XERIAL)] != _XERIAL:
+    if bytes(raw[: len(_XERIAL)]) != _XERIAL:
         yield _decompress_block(raw)
         return
     at = _XERIAL_HEADER_BYTES

@@ -24,7 +24,8 @@ from tests.kafka_batches import (
     varint,
 )
 
-from flowkit.bridge.kafka.record_reader import RecordReader, UnreadableBatch
+from flowkit.bridge.kafka.clients import UnreadableBatch
+from flowkit.bridge.kafka.record_reader import RecordReader
 from flowkit.limits import KAFKA_RECORD_BYTES
 
 if TYPE_CHECKING:
