@@ -7,13 +7,12 @@ quadratic in the nodes stops a large task for ever: its workflow task fails, and
 from __future__ import annotations
 
 import gc
-import sys
 import time
-from functools import cache
-from statistics import mean
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.processor_time import growth_problem
 
 from flowkit.actions.changed_nodes import changeable
 from flowkit.actions.plans import Plan, TaskSnapshot, result_of
@@ -57,18 +56,6 @@ if TYPE_CHECKING:
     from flowkit.models import Graph
 
     Operation = Callable[[], object]
-
-MOST_RATIO = 8.0
-"""Largest ratio of the processor times for four times as many nodes. That of a quadratic step is 16."""
-
-NOISE_SEC = 0.03
-"""A shorter time says nothing about the ratio, and is short enough."""
-
-TRIES = 4
-"""How often short times are compared, before long ones are: other processes share the caches of the processor."""
-
-SAMPLE_SEC = 1.0
-"""Shortest processor time by which an operation is judged."""
 
 PULL = {"input_adapter": "pull.from_artifacts"}
 
@@ -602,50 +589,15 @@ def _measure(operation: Callable[[str, int], Operation], shape: str, count: int)
         gc.enable()
 
 
-def _seems_linear(operation: Callable[[str, int], Operation], shape: str, count: int) -> bool:
-    small = large = float("inf")
-    for _ in range(TRIES):
-        small = min(small, _measure(operation, shape, count // 4))
-        large = min(large, _measure(operation, shape, count))
-        if large <= NOISE_SEC or large <= MOST_RATIO * small:
-            return True
-    return False
-
-
-def _problem(operation: Callable[[str, int], Operation], shape: str, count: int) -> str | None:
-    """Return why an operation takes too long, or None. Short times acquit it, and only long ones condemn it."""
-    if _seems_linear(operation, shape, count):
-        return None
-    small, large = list[float](), list[float]()
-    while not large or min(sum(small), sum(large)) < SAMPLE_SEC:
-        small += [_measure(operation, shape, count // 4) for _ in range(4)]
-        large.append(_measure(operation, shape, count))
-    ratio = mean(large) / mean(small)
-    times = f"{mean(large):.2f} s, {ratio:.1f} times as long as for a quarter of the nodes"
-    return times if ratio > MOST_RATIO else None
-
-
 def _check(shape: str, count: int) -> None:
-    slow = {operation.__name__: _problem(operation, shape, count) for operation in OPERATIONS}
-    assert {name: problem for name, problem in slow.items() if problem is not None} == {}
+    found = {each.__name__: growth_problem(partial(_measure, each, shape), count) for each in OPERATIONS}
+    assert {name: problem for name, problem in found.items() if problem is not None} == {}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_processor_time_grows_with_the_nodes_and_not_faster(shape: str) -> None:
     _check(shape, 2_400)
-
-
-@pytest.mark.parametrize(("power", "is_found"), [(1, False), (2, True)])
-def test_an_operation_that_is_quadratic_in_the_nodes_is_found(
-    power: int, is_found: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "SAMPLE_SEC", 0.05)
-
-    def grows(shape: str, count: int) -> Operation:
-        return lambda: sum(range(count**power))
-
-    assert (_problem(grows, "wide", 2_400) is not None) == is_found
 
 
 @pytest.mark.nightly

@@ -87,8 +87,8 @@ class TaskServer:
     ) -> None:
         """Prepare the workflow.
 
-        Time does not wait longer than `hangs_after_sec` (see Patience) for attempts that neither end nor wait for it. If
-        nothing else is left, the task is stuck, unless it `waits_for_work` without a limit.
+        Time does not wait longer than `hangs_after_sec` (see Patience) for attempts that neither end nor wait for it.
+        If nothing else is left, the task is stuck, unless it `waits_for_work` without a limit.
         """
         self.task_id = task_id
         self._scheduled_at = scheduled_at
