@@ -11,6 +11,7 @@ import pytest
 from tests.contract.attempt_executors import Returning, role_executor
 from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, batches, begun, opened, record, shown
 from tests.contract.pulling_node import end
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.integration.harness import eventually, wait_seconds
 from tests.unit.bridge_records import lease
 from tests.unit.bridge_records import record as dispatch_record
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.models import AttemptInput
 
-TIMEOUT_SEC = 60.0
 OK = BatchResult(success=True)
 UIDS = [f"b{number}" for number in range(9)]
 X, Y = attempt("x", index=1), attempt("y", index=2)

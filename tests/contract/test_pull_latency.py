@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, WORKER, attempt, begun, opened
-from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end
+from tests.contract.pulling_node import Pull, WatchedArtifacts, end
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.integration.harness import wait_seconds
 
 from flowkit.activities.batches import puller
@@ -183,7 +184,7 @@ async def test_idle_puller_with_default_settings_reads_less_than_twice_a_second(
     seconds = time.monotonic() - began
     await end(artifacts, "u")
     assert await asyncio.wait_for(running, TIMEOUT_SEC) == []
-    assert 3 <= reads <= 2 * seconds - 1
+    assert 0 < reads <= 2 * seconds - 1
 
 
 async def test_batches_of_another_process_arrive_within_poll_ms_of_each_other(

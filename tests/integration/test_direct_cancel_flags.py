@@ -11,7 +11,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.attempt import supervision
 from flowkit.models import TaskStatus
-from tests.integration.harness import eventually, node, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node, wait_seconds
 from tests.integration.test_cancel_terminate_reset import LONG, cancelled, reset
 
 if TYPE_CHECKING:
@@ -181,4 +181,4 @@ async def test_function_stops_immediately_after_terminate(harness: Harness) -> N
     await harness.until_node(task_id, "f", "running")
     await wait_seconds(3.0)  # until the SDK has sent its first heartbeat, which it does not delay
     await (await harness.handle(task_id)).terminate()
-    await asyncio.wait_for(stopped.wait(), 30)
+    await asyncio.wait_for(stopped.wait(), EVENT_TIMEOUT_SEC)

@@ -15,6 +15,7 @@ import pytest
 from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 from tests.contract.builders import RUN, TASK, attempt, begun, opened
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.cancel_flags import CancelFlags
@@ -191,7 +192,7 @@ async def test_attempt_that_ignored_its_cancels_ends_once_it_no_longer_does(
     with nullcontext(asyncio.get_running_loop()) if is_own_loop else another_loop() as loop:
         reported = await failed(db, FunctionRunner(ignore_two_cancels), timed, LoopPortal(loop))
         assert reported["code"] == "timeout"
-        assert await asyncio.to_thread(ended.wait, 10)
+        assert await asyncio.to_thread(ended.wait, EVENT_TIMEOUT_SEC)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.batches.inputs import check_batch
@@ -19,8 +20,6 @@ from flowkit.adapters.outages import AttemptClock, measured_by
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
-
-TIMEOUT_SEC = 20.0
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from flowkit.adapters.tasks.queries import TaskQueries, TimedTask
 from flowkit.graph.scheduled import format_nominal
 from flowkit.schedules import history, nominal_times
-from flowkit.schedules.history import Described, NominalTime, Start, merge_times
+from flowkit.schedules.history import Described, NominalTime, RecentStart, merge_times
 from flowkit.schedules.nominal_times import NominalTimes, find_past
 from flowkit.schedules.times import ScheduleTimes
 from flowkit.schedules.views import ScheduleView
@@ -59,7 +59,9 @@ def merge(
         paused=paused,
         next_times=hours(-1, -2, -3, -4),
     )
-    starts = {nominal: Start(f"s-{format_nominal(nominal)}", at) for nominal, at in (started or {}).items()}
+    starts = {
+        nominal: RecentStart(f"s-{format_nominal(nominal)}", at) for nominal, at in (started or {}).items()
+    }
     described = Described(past=past, started=starts, buffered=buffered, since=NOW)
     ids = frozenset(f"s-{format_nominal(at)}" for at in running)
     found = merge_times(view, described, tasks, ids, NOW, count)

@@ -85,7 +85,7 @@ class NominalTime:
         }
 
 
-class Start(NamedTuple):
+class RecentStart(NamedTuple):
     """A task that Temporal has started."""
 
     task_id: str
@@ -98,7 +98,7 @@ class Described:
 
     past: Sequence[datetime]
     """The latest nominal times that have come."""
-    started: Mapping[datetime, Start]
+    started: Mapping[datetime, RecentStart]
     """The latest tasks, also those that were triggered, by nominal time."""
     buffered: int
     """Number of tasks that wait for the end of an earlier one."""
@@ -225,7 +225,7 @@ class Histories:
         described = Described(
             past=[at for at in times if at >= changed],
             started={
-                nominal_time_of(each): Start(task_id_of(each), each.started_at)
+                nominal_time_of(each): RecentStart(task_id_of(each), each.started_at)
                 for each in info.recent_actions
             },
             buffered=found.raw_description.info.buffer_size,
