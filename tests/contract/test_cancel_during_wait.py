@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.store import TaskStore
 
-LATE_SEC = 3 * EVENT_TIMEOUT_SEC
+LATE_SEC = int(3 * EVENT_TIMEOUT_SEC)
 """The grace period, and the longest pause between two reads: who waits for one of them does not end in time."""
 
 OK = BatchResult(success=True)

@@ -39,7 +39,7 @@ class WaitingForInput(Quick):
 async def test_cancel_ends_an_attempt_that_waits_for_input_before_the_grace_period(
     harness: Harness, waiting: str
 ) -> None:
-    late_sec = 3 * EVENT_TIMEOUT_SEC
+    late_sec = int(3 * EVENT_TIMEOUT_SEC)
     harness.settings |= {"cancel_grace_sec": late_sec}
     await harness.engine()
     await harness.worker({"quick": Quick(), "silent": WaitingForInput()})
