@@ -191,12 +191,9 @@ async def test_batches_of_another_process_arrive_within_poll_ms_of_each_other(
     db: Any, artifacts: WatchedArtifacts, pull: Pull
 ) -> None:
     """The pause between two scans does not grow while batches arrive, and includes the time of the handler."""
-    elsewhere, arrived = ArtifactStore(db), []
-    batches = pull.puller("u", poll_ms=100, backoff_max_ms=60_000).batches()
-    loop = asyncio.get_running_loop()
-    for number in range(8):
+    elsewhere = ArtifactStore(db)
+    batches = pull.puller("u", poll_ms=100, backoff_max_ms=3_600_000).batches()
+    for number in range(13):
         await store(elsewhere, f"b{number}")
-        stored = loop.time()
+        # A pause that grows is longer than this at the end.
         await asyncio.wait_for(anext(batches), TIMEOUT_SEC)
-        arrived.append(loop.time() - stored)
-    assert sorted(arrived)[4] < 0.1 + 1.0, "the median; a pause that grows takes 1.6 s by then"

@@ -380,20 +380,18 @@ TIMELINE = """async () => {
   const attempts = Array.from({ length: 10000 }, (_, n) => ({
     node_id: `n${n}`, attempt: 1, outcome: "finished", started_at: 100 * n, ended_at: n < 9999 ? 100 * n + 50 : null,
   }));
-  const began = performance.now();
   let most = 0;
   for (let second = 0; second < 5; second += 1) {
     timeline.show(attempts, 1000000 + second);
     most = Math.max(most, document.querySelectorAll(".timeline-row").length);
   }
-  const milliseconds = (performance.now() - began) / 5;
   timeline.scroller.querySelector("button").focus();
   timeline.show(attempts, 1000100);
   const focused = document.activeElement.textContent;
   timeline.scroller.scrollTop = 24 * 9000;
   timeline.draw();
   const seen = document.querySelector(".timeline").textContent.includes("n9005 ");
-  return { most, milliseconds, focused, seen };
+  return { most, focused, seen };
 }"""
 
 
@@ -418,7 +416,6 @@ async def test_old_messages_change_nothing_and_large_graphs_collapse(
     }
     timeline = await page.evaluate(TIMELINE)
     assert timeline["most"] < 60
-    assert timeline["milliseconds"] < 500
     assert (timeline["focused"], timeline["seen"]) == ("n0 · 1", True)
     groups = await page.evaluate(GROUPS)
     assert groups == {

@@ -574,9 +574,12 @@ async def test_hook_that_blocked_the_loop_is_named_once(
         never.wait(0.3)
 
     await run_graph({"nodes": [node(hook, "blocking")]}, Blocking(block))
-    [warning] = [record for record in caplog.records if record.__dict__.get("event") == "worker.loop.blocked"]
-    assert warning.getMessage().startswith(f"{name} of node {hook!r} of task ")
-    assert "has blocked the event loop for 0." in warning.getMessage()
+    warnings = [each for each in caplog.records if each.__dict__.get("event") == "worker.loop.blocked"]
+    # A busy machine may keep other code from running as long.
+    [warning] = [
+        each for each in warnings if each.getMessage().startswith(f"{name} of node {hook!r} of task ")
+    ]
+    assert re.search(r"has blocked the event loop for \d+\.\d", warning.getMessage())
 
 
 def test_hook_that_still_blocks_the_loop_is_named_with_its_line(
