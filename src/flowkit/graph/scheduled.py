@@ -7,6 +7,7 @@ like any other.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,8 @@ from flowkit.text import add_caret
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+_NOMINAL_END = re.compile(r"-(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\Z", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +66,15 @@ def read_nominal(fields: Mapping[str, Any]) -> Nominal | None:
 def parse_nominal(text: str | None) -> datetime | None:
     """Return the time that `format_nominal` has written, in UTC; None without a text."""
     return None if text is None else datetime.fromisoformat(text)
+
+
+def nominal_time_in(task_id: str) -> datetime | None:
+    """Return the nominal time with which the id of a scheduled task ends; None if it ends with none."""
+    found = _NOMINAL_END.search(task_id)
+    try:
+        return found and parse_nominal(found[1])
+    except ValueError:
+        return None
 
 
 def evaluate_params(params: dict[str, Any], scheduled_at: str) -> dict[str, Any]:

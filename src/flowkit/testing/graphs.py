@@ -187,10 +187,10 @@ async def simulate(
     An approval without one waits for its deadline. `satisfied` names the prerequisites that are satisfied. `script` is
     a coroutine function that gets the running task, a SimulatedTask, and steers it.
 
-    An attempt that neither ends nor waits on the clock for `hangs_after_sec` real seconds counts as hanging. Time then
-    passes without it, so that its `timeout_sec` or a deadline ends it. Raise TaskStuck if nothing ends it, or if the
-    task waits for something else that does not happen by itself. Raise ConfigError for the decision of a node that is
-    no approval.
+    An attempt that neither ends nor waits on the clock for `hangs_after_sec` seconds counts as hanging. Seconds in
+    which a busy machine does not run this process do not count. Time then passes without the attempt, so that its
+    `timeout_sec` or a deadline ends it. Raise TaskStuck if nothing ends it, or if the task waits for something else
+    that does not happen by itself. Raise ConfigError for the decision of a node that is no approval.
     """
     job = await _prepare(Pipeline.of(graph, handlers, functions), params, db, scheduled_at)
     if script is None:  # A script may add nodes.
@@ -315,8 +315,7 @@ class _Steering:
             settled = await self._clock.settle(hangs_after_sec)
             if scripted.done() or self._clock.advance():
                 continue
-            await asyncio.wait([scripted], timeout=hangs_after_sec if settled else 0)
-            if not scripted.done():
+            if not (settled and await self._clock.news(hangs_after_sec)):
                 raise TaskStuck(
                     f"the script has not ended {hangs_after_sec:g} s after the task; wait for states with task.until, "
                     "or pass a larger hangs_after_sec if it takes that long"
