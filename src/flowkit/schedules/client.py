@@ -315,14 +315,14 @@ class Schedules:
         schedule = schedule_pb.Schedule()
         schedule.CopyFrom(present.raw_description.schedule)
         after.times.write_into(schedule, before.times)
-        if (before.graph, before.params) != (after.graph, after.params):
+        if not after.starts_same(before):
             action, converter = schedule.action.start_workflow, self._client.data_converter
-            content = given or await self._prepare(present.id, after)
+            content = given or await self._prepare(present.id, after, _next_time(present, after.times))
             action.input.CopyFrom(Payloads(payloads=await converter.encode([content])))
             action.user_metadata.ClearField("summary")
             if after.title is not None:
                 action.user_metadata.summary.CopyFrom((await converter.encode([after.title]))[0])
-        elif before.times != after.times:
+        elif before.times != after.times and not after.times.edited:
             await self.preview(after.times)
         return schedule
 
@@ -502,6 +502,11 @@ def _has(found: ScheduleDescription, sent: schedule_pb.Schedule, times: Schedule
     present = found.raw_description.schedule
     same_input = present.action.start_workflow.input == sent.action.start_workflow.input
     return same_input and times_of(found.schedule.spec, found.schedule.policy) == times
+
+
+def _next_time(present: ScheduleDescription, times: ScheduleTimes) -> datetime | None:
+    """Return the next nominal time of a schedule whose times were edited in Temporal; None for others."""
+    return next(iter(present.info.next_action_times), datetime.now(UTC)) if times.edited else None
 
 
 def _free_second(taken: Collection[datetime], now: datetime) -> datetime:
