@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from tests.sources import ROOT
+from tests.type_checker import fills_a_cache, run_mypy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -205,6 +204,7 @@ WRONG = [
 ]
 
 
+@fills_a_cache
 @pytest.mark.slow(8)
 def test_mypy_refuses_each_wrong_line_with_one_error_and_no_right_one() -> None:
     folder = ROOT / "build" / "typed"
@@ -227,16 +227,7 @@ def _awaited(statement: str) -> str:
 
 def check_types(file: Path) -> dict[int, list[str]]:
     """Return the errors that mypy reports in a file, by line."""
-    command = [
-        sys.executable,
-        "-m",
-        "mypy",
-        "--no-error-summary",
-        "--disable-error-code",
-        "empty-body",
-        str(file),
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_mypy("--no-error-summary", "--disable-error-code", "empty-body", str(file))
     assert done.stderr == ""
     found: dict[int, list[str]] = {}
     for line in done.stdout.splitlines():

@@ -14,16 +14,16 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
-from pydantic.errors import PydanticUserError
 
 from flowkit.activities.contracts import check_contracts, reads_own_input
 from flowkit.activities.handlers import prepares_input
 from flowkit.activities.hook_calls import RESERVED
 from flowkit.errors import AdapterError, BadCondition, GraphError
 from flowkit.flow.specs import walk_places
+from flowkit.flow.values import Cel
 from flowkit.graph import cel
 from flowkit.graph.contracts import CONVERTS
-from flowkit.graph.expressions import MAP_OVER, find_expressions
+from flowkit.graph.expressions import MAP_OVER, find_expressions, is_expression
 from flowkit.graph.submission import validate_input
 from flowkit.models.graphs import FAILED_NODES_KEY
 from flowkit.text import add_caret, names, one_line, printable, printed, suggestion, truncate
@@ -298,23 +298,6 @@ def _function_problems(parsed: Graph, functions: Mapping[str, Callable[..., Any]
             yield node.node_id, "io.fn_args", str(error)
 
 
-def find_lost(schema: Schema, adapter: TypeAdapter[Any]) -> str | None:
-    """Return the name of a field that a type reads from JSON, but does not write to it; None without one.
-
-    Its value would not reach the task. `schema` is that of the JSON which the type reads.
-    """
-    try:
-        written = adapter.json_schema(mode="serialization")
-    except PydanticUserError:
-        return None
-    for name, read in {"": schema, **schema.get("$defs", {})}.items():
-        other = written if name == "" else written.get("$defs", {}).get(name, {})
-        lost = read.get("properties", {}).keys() - other.get("properties", read.get("properties", {})).keys()
-        if lost:
-            return str(min(lost))
-    return None
-
-
 def find_secret(schema: Any, name: str = "params") -> str | None:
     """Return the name of a field in the JSON Schema of a type whose JSON hides the value, such as a SecretStr."""
     if isinstance(schema, list):
@@ -331,6 +314,9 @@ def find_secret(schema: Any, name: str = "params") -> str | None:
 def params_problem(error: Mapping[str, Any]) -> str:
     """Return one error of pydantic about params as a problem that names the place, the value and what is expected."""
     place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"])
+    if is_expression(error["input"]) or isinstance(error["input"], Cel):
+        remedy = "pass the graph and these params to Schedules.create, which adds the default values"
+        return f"params{place} is an expression, which only the tasks of a schedule evaluate: {remedy}"
     shown = "" if error["type"] == "missing" else f" is {printed(error['input'])}"
     return f"params{place}{shown}: {error['msg']}"
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit.graph.expressions import is_expression
 from flowkit.graph.input_adapters import RECHUNK
 from flowkit.models import ENGINE_TYPES
+from flowkit.models.metas import VALUE
 from flowkit.text import count_of, printable, printed, shorten
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 CONVERTS = "x-flowkit-converts"
 """Keyword of a schema whose values may have another form than it says, because code of the user converts them."""
-
-VALUE = "value"
-"""The field in which FlowKit stores an output that is no object."""
 
 _ANY: Schema = {CONVERTS: True}
 _DEPTH = 20
