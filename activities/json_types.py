@@ -26,7 +26,7 @@ from flowkit.activities.core_schemas import (
     reads_objects,
 )
 from flowkit.activities.json_schemas import ContractSchema, RoundTripSchema
-from flowkit.activities.lost_values import Change, LostValue, find_change, find_non_finite
+from flowkit.activities.lost_values import Difference, LostValue, find_change, find_non_finite
 from flowkit.errors import ConfigError
 from flowkit.models.metas import VALUE, Meta, make_meta
 from flowkit.text import printable, printed, truncate
@@ -179,7 +179,7 @@ class JsonType:
         )
         return bool(whole == stored)
 
-    def _dump_non_finite(self, value: Any, found: Change) -> Any:
+    def _dump_non_finite(self, value: Any, found: Difference) -> Any:
         """Return the JSON of a value with the number `found`, which JSON lacks, if its type writes another form."""
         text = self.adapter.dump_json(value, by_alias=True, round_trip=self._round_trips, warnings="none")
         stored = from_json(text)
@@ -342,7 +342,7 @@ def lost_problem(what: str, adapter: TypeAdapter[Any]) -> str | None:
     )
 
 
-def _non_finite(stored: Any) -> Change | None:
+def _non_finite(stored: Any) -> Difference | None:
     """Return the first number in a value of JSON types that JSON does not have. Searches only if there is one."""
     try:
         text = to_json(stored, inf_nan_mode="constants")
