@@ -37,9 +37,6 @@ NODE_STATES: Fields = {
 }
 """Projection with the status and epoch of each node."""
 
-WAITS_FOR = "waits_for"
-"""Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
-
 FAILURES = "failures"
 """The field of a node's entry with how many attempts of its generation had failed before the latest one began. Absent
 before an attempt has followed another one."""

@@ -12,6 +12,7 @@ from flowkit.adapters.tasks.close import count_ended, counted_fields
 from flowkit.adapters.tasks.fields import NODE_STATES, PINNED, nodes_of
 from flowkit.adapters.turns import Turns
 from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, SkipReason, TaskStatus
+from flowkit.models.waits import FIELDS as WAIT_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,8 +44,7 @@ _STATES = {
     "status": 1,
     "finished_at": 1,
     PINNED: 1,
-    "graph.hold_sec": 1,
-    **{f"graph.nodes.{name}": 1 for name in ("type", "status", "held_until_ms", "hold_sec")},
+    **{f"graph.nodes.{name}": 1 for name in ("type", "status", *WAIT_FIELDS)},
 }
 
 

@@ -37,6 +37,7 @@ from flowkit.attempt import storage
 from flowkit.errors import Fenced, FlowKitError, RerunOutdated
 from flowkit.graph.input_adapters import PullArgs
 from flowkit.models import NodeOutcome, NodeReset, NodeStatus, Rerun, ResetNodes, TaskStatus
+from flowkit.models.waits import for_decision
 from flowkit.protocol.messages import FINAL_UID
 
 PULL = PullArgs(from_nodes=("a",))
@@ -285,13 +286,14 @@ async def test_a_held_node_shows_its_wait_until_it_ends(db: Any, tasks: TaskStor
         "a",
         NodeStatus.DEFERRED,
         epoch=1,
-        waits_for="a decision: failed with x",
+        wait=for_decision("failed with x").began(AT),
         held_until=AT + 5,
         last_error="x: y",
     )
     await tasks.record(record(held))
     entry = await stored_node(db)
     assert (entry["waits_for"], entry["held_until_ms"]) == ("a decision: failed with x", int((AT + 5) * 1000))
+    assert (entry["wait_kind"], entry["waits_since_ms"]) == ("decision", int(AT * 1000))
     failed = shown("a", NodeStatus.FAILED, epoch=1, reason_code="x", last_error="x: y", decided=True)
     if end == "record":
         await tasks.record(record(failed))

@@ -54,6 +54,7 @@ from flowkit.core.loop_portal import IGNORED_SEC, cancel_until_done
 from flowkit.core.user_code import Contained, contain_tasks, error_text, warn_of_blocked_loops
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld
 from flowkit.models import COORDINATOR_FN, FailureKind
+from flowkit.models.waits import TEXT
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -448,7 +449,7 @@ class Attempt:
             count_late_heartbeat(self._attempt.role, late_sec, pause)
             warn_of_blocked_loops()
             waits_for = self._waits_for()
-            activity.heartbeat(*([{"state": "running", "waits_for": waits_for}] if waits_for else []))
+            activity.heartbeat(*([{"state": "running", TEXT: waits_for}] if waits_for else []))
 
     async def _renew_lease(self) -> None:
         """Extend the lease in the task document before it expires.

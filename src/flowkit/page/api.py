@@ -31,6 +31,7 @@ from flowkit.errors import (
 )
 from flowkit.limits import ID_CHARS
 from flowkit.models import TaskStatus
+from flowkit.models.waits import WaitKind
 from flowkit.page.live import describe_outage
 from flowkit.page.shared import SharedReads
 from flowkit.reading.attempts import read_attempts
@@ -102,8 +103,10 @@ class Show(StrEnum):
     """Which tasks a list has, beside the filters for a status and a name."""
 
     ALL = "all"
-    HELD = "held"
-    """With a failed node that waits for a decision."""
+    DECISION = WaitKind.DECISION.value
+    """With a node that waits for a decision of a person, about a held failure or an approval."""
+    EVENT = WaitKind.EVENT.value
+    """With a node that waits for prerequisites."""
     FAILED_LAST_HOUR = "failed_last_hour"
 
 
@@ -417,7 +420,7 @@ class PageApi:
         found = await self._servers.catalog.newest(
             TaskStatus.FAILED.value if failed_lately else query.status and query.status.value,
             query.limit + 1,
-            held=query.show is Show.HELD,
+            waits=query.show.value if query.show in (Show.DECISION, Show.EVENT) else None,
             name=query.name or None,
             ended_since=time.time() - _HOUR_SEC if failed_lately else None,
             id_prefix=query.id or None,
