@@ -105,6 +105,9 @@ class LineSink(Protocol):
     def mask(self, values: Any, given: Callable[[], Any]) -> None:
         """Hide `values` in all lines, and the values of keys such as `password` in what `given` returns."""
 
+    def end(self) -> None:
+        """Note that the attempt has ended. Its threads may still add lines."""
+
 
 class LineSinks(Protocol):
     """Takes the lines of all attempts of a process."""
@@ -145,6 +148,11 @@ class AttemptLines:
             else:
                 self._sink.mask(values, given)
 
+    def end(self) -> None:
+        """Note that the attempt has ended, if it has logged anything."""
+        if self._sink is not None:
+            self._sink.end()
+
 
 _lock = threading.RLock()
 _lines: ContextVar[AttemptLines | None] = ContextVar("flowkit_attempt_lines", default=None)
@@ -174,9 +182,11 @@ def begin_attempt(attempt: AttemptInput, worker_id: str, run_id: str, sinks: Lin
 
 
 def end_attempt() -> None:
-    """Pass on what the attempt has printed without the end of a line."""
+    """Pass on what the attempt has printed without the end of a line, and note its end."""
     if isinstance(sys.stdout, _Stdout) and (sink := _current()) is not None and sink.prints:
         sys.stdout.end_lines(sink)
+    if (lines := _lines.get()) is not None:
+        lines.end()
 
 
 def mask_lines(values: Any, given: Callable[[], Any]) -> None:
@@ -451,6 +461,9 @@ class CollectedLines:
 
     def mask(self, values: Any, given: Callable[[], Any]) -> None:
         """Do nothing: the worker hides secrets."""
+
+    def end(self) -> None:
+        """Do nothing: the lines are passed on at the end."""
 
     def all(self) -> list[HandlerLine]:
         """Return the lines."""

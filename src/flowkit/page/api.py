@@ -77,6 +77,7 @@ MAX_PAGE: Final = 200
 """Most tasks or batches of one page of a list."""
 MAX_SKIP: Final = 100_000
 _PLACE_CHARS: Final = 200
+_CURSOR_CHARS: Final = 4_000
 SHOWN_TIMES: Final = 60
 """Number of past nominal times of each schedule."""
 
@@ -168,12 +169,12 @@ class LogLevel(StrEnum):
 
 
 class LineQuery(NodeQuery):
-    """Which lines of an attempt a page has: the last ones, those before a place, or the first ones after one."""
+    """Which lines of an attempt a page has: the last ones, those before a place, or the next ones after a page."""
 
     attempt: int = Field(ge=1)
     level: LogLevel = LogLevel.DEBUG
     before: str = Field(default="", max_length=_PLACE_CHARS)
-    after: str = Field(default="", max_length=_PLACE_CHARS)
+    after: str = Field(default="", max_length=_CURSOR_CHARS, description="The `end` of another page.")
     limit: int = Field(default=MAX_PAGE, ge=1, le=MAX_PAGE)
 
 
@@ -324,7 +325,7 @@ class LinesFound(PageResult):
     )
     earlier: bool = Field(description="Whether there are lines before them.")
     later: bool = Field(description="Whether there are lines after them.")
-    end: str = Field(description="The place after which the next lines are; empty if there were none.")
+    end: str = Field(description="The `after` of the next page; empty if there were no lines.")
 
 
 class Explained(PageResult):
