@@ -59,6 +59,10 @@ SATISFIED = "coordinator.satisfied"
 TRUNCATED = "coordinator.truncated"
 """Field of a document from which FlowKit has cut errors or other texts, because it would have become too large."""
 
+COUNTED = "coordinator.counted"
+"""Field with the `revision` and the number of `nodes` of a task when its latest rerun began; absent before. The ends of
+the nodes that no later action has started again have been counted before."""
+
 PINNED = "coordinator.pinned"
 """Field with the version of each role that a task has fixed (`version_policy`). `/` replaces the dots in a role."""
 
@@ -79,6 +83,16 @@ def read_satisfied(stored: Mapping[str, Any]) -> list[str]:
     """Return the satisfied prerequisites that a document lists."""
     listed = (stored.get("coordinator") or {}).get("satisfied")
     return [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+
+
+def has_ended_since(index: int, node: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Return whether the end of a node has not been counted before the latest rerun of its task."""
+    before = (stored.get("coordinator") or {}).get("counted")
+    if not isinstance(before, dict):
+        return True
+    revision = str(node.get("reset_by") or "").rpartition("/")[2]
+    started_again = revision.isdecimal() and int(revision) > before.get("revision", 0)
+    return started_again or index >= before.get("nodes", 0)
 
 
 def new_task(

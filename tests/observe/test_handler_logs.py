@@ -103,7 +103,7 @@ async def test_lines_of_all_hooks_are_kept_with_their_batch() -> None:
         ("INFO", "shop", "begins on a thread", ""),
         ("WARNING", "shop", "slow page 3", "b0"),
         ("INFO", "flowkit.handler", 'page read  page=3 password="(hidden)"', "b0"),
-        ("INFO", "flowkit.handler", "from a thread of the handler", ""),
+        ("INFO", "flowkit.handler", "from a thread of the handler", "b0"),
     ]
     assert len(lines) == 7
     assert {(each.node_id, each.attempt, each.left_out) for each in lines} == {("a", 1, 0)}
@@ -192,6 +192,31 @@ async def test_printed_lines_are_kept_if_a_setting_says_so(kept: Kept) -> None:
     handler_lines.stop_capture(prints=True)
     assert (await kept.texts())[:2] == ["one 1", "two"]
     assert (await kept.texts())[-1] == "three"
+
+
+@with_prints
+@pytest.mark.parametrize("often", [True, False])
+async def test_a_progress_bar_shows_its_latest_state_while_it_runs(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, often: bool
+) -> None:
+    """It prints one line again and again, with a carriage return before or after it, and not all states are kept."""
+
+    def body() -> None:
+        for number in range(4):
+            sys.stdout.write(f"\r{number} of 4")
+        during.extend(each.line.text for buffer in kept.keeper._changed for each in buffer._head)
+        sys.stdout.write("\r4 of 4\ndone\r\n")
+        for number in range(4):
+            sys.stdout.write(f"{number} %\r")
+
+    during: list[str] = []
+    monkeypatch.setattr(handler_lines, "_PROGRESS_SEC", 0.0 if often else 3_600.0)
+    handler_lines.start_capture(logging.INFO, prints=True)
+    await kept.run(body)
+    handler_lines.stop_capture(prints=True)
+    assert during == (["0 of 4", "1 of 4", "2 of 4"] if often else ["0 of 4"])
+    last = ["4 of 4", "done", "0 %", "1 %", "2 %", "3 %"] if often else ["4 of 4", "done", "3 %"]
+    assert await kept.texts() == [*during, *last]
 
 
 async def test_printed_lines_are_not_kept_by_default(kept: Kept) -> None:
