@@ -25,6 +25,7 @@ from flowkit.core.log import (
     bound_fields,
     format_fields,
     log_context,
+    message_of,
     own_fields,
 )
 from flowkit.core.user_code import contained
@@ -324,21 +325,13 @@ def _time_of(record: logging.LogRecord) -> float:
 
 
 def _text_of(record: logging.LogRecord) -> str:
-    text = _message_of(record)
+    text = message_of(record, contained)
     with suppress(Exception), contained:
         shown = format_fields(own_fields(record))
         text = f"{text}  {shown}" if shown else text
     if record.exc_info or record.stack_info:
         text = f"{text}\n{_traceback_of(record)}"
     return text
-
-
-def _message_of(record: logging.LogRecord) -> str:
-    with suppress(Exception), contained:
-        return record.getMessage()
-    with suppress(Exception), contained:
-        return f"{record.msg}  (its arguments do not fit)"
-    return "a line whose text cannot be made"
 
 
 def _traceback_of(record: logging.LogRecord) -> str:
