@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio.service import RPCError
 
@@ -40,14 +40,14 @@ from flowkit.core.instruments import (
     SLOTS,
     is_measured,
 )
-from flowkit.errors import FlowKitError
+from flowkit.errors import FlowKitError, StoreUnavailable
 from flowkit.models import ENGINE_TYPES, OPEN_NODE_STATUSES, OPEN_TASK_STATUSES
 from flowkit.models.graphs import ENGINE_NODES, NodeStatus
 from flowkit.models.temporal_names import role_queue
 from flowkit.models.waits import OUTSIDE, WaitKind, read_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
     from flowkit.adapters.slots import WaitingRole
     from flowkit.adapters.tasks.store import TaskStore
@@ -60,6 +60,13 @@ _logger = logging.getLogger("flowkit.engine.worker")
 
 EVERY_SEC = 15.0
 """How often the values are read."""
+_CHECK_SEC = 5.0
+"""How often an engine looks between two counts whether MongoDB still responds, and how long it waits for that.
+
+So the values of a frozen server disappear within about ten seconds: nobody knows whether they are still true.
+"""
+_OTHERS_SEC = 10.0
+"""How long the reads of slots, workers and waits may take."""
 _SHARE = 20.0
 """The pause is at least this many times as long as the count before it, so that counting stays a small load."""
 _TURN_SEC = 15.0
@@ -74,6 +81,7 @@ _MOST_QUEUES = 200
 _WAITS_FOR_WORKER = (NodeStatus.QUEUED.value, NodeStatus.DEFERRED.value)
 
 Labels = tuple[str, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +211,14 @@ def oldest_ready(
     return found
 
 
+async def _timely(answer: Awaitable[T], seconds: float) -> T:
+    """Return what MongoDB answers. Raise StoreUnavailable if it does not within this time."""
+    try:
+        return await asyncio.wait_for(answer, seconds)
+    except TimeoutError:
+        raise StoreUnavailable(f"MongoDB did not respond within {seconds:g} s") from None
+
+
 class Gauges:
     """Reports the gauges of one queue, while it is this engine's turn."""
 
@@ -243,19 +259,26 @@ class Gauges:
                 await asyncio.shield(release_turn(ending, "to count open tasks"))
 
     async def _step(self) -> None:
-        await asyncio.sleep(self._pause_sec)
-        self._pause_sec = EVERY_SEC
-        if not is_measured():
-            return
-        begun = time.monotonic()
         try:
-            is_reported = await self.report()
+            await self._pause()
+            self._pause_sec = EVERY_SEC
+            if not is_measured():
+                return
+            begun = time.monotonic()
+            if await self.report():
+                self._pause_sec = max(EVERY_SEC, _SHARE * (time.monotonic() - begun))
+                await self._take_turn()
         except Exception:
             self._clear()
             raise
-        if is_reported:
-            self._pause_sec = max(EVERY_SEC, _SHARE * (time.monotonic() - begun))
-            await self._take_turn()
+
+    async def _pause(self) -> None:
+        """Wait until the next count is due. While values are shown, raise StoreUnavailable if MongoDB freezes."""
+        until = time.monotonic() + self._pause_sec
+        while (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, _CHECK_SEC))
+            if self._counts is not None and not await self._take_turn():
+                self._clear()
 
     async def report(self) -> bool:
         """Set all gauges if it is this engine's turn, and clear them otherwise. Return whether they are set."""
@@ -267,7 +290,7 @@ class Gauges:
         if not await self._take_turn() or (counts := await self._count(namespace_id)) is None:
             self._clear()
             return False
-        await self._report_others(counts)
+        await _timely(self._report_others(counts), _OTHERS_SEC)
         now = time.time()
         OPEN_TASKS.set(counts.tasks())
         OPEN_NODES.set(counts.nodes())
@@ -276,7 +299,8 @@ class Gauges:
         return True
 
     async def _take_turn(self) -> bool:
-        return await self._turns.take(self._turn, self._owner, time.time(), self._pause_sec + _TURN_SEC)
+        taking = self._turns.take(self._turn, self._owner, time.time(), self._pause_sec + _TURN_SEC)
+        return await _timely(taking, _CHECK_SEC)
 
     def _clear(self) -> None:
         """Report nothing any more: what this process would go on to show is no longer true."""
@@ -300,7 +324,7 @@ class Gauges:
         since = None if is_full else self._counted_at - _OVERLAP_SEC
         database_id = await self._store.database_id()
         states = self._tasks.states(since=since, namespace_id=namespace_id, database_id=database_id)
-        async for page in states:
+        while page := await _timely(anext(states, []), _OTHERS_SEC):
             for document in page:
                 counts.note(document)
             if not await self._take_turn():
