@@ -91,8 +91,8 @@ def has_ended_since(index: int, node: Mapping[str, Any], stored: Mapping[str, An
     if not isinstance(before, dict):
         return True
     revision = str(node.get("reset_by") or "").rpartition("/")[2]
-    started_again = revision.isdecimal() and int(revision) > before.get("revision", 0)
-    return started_again or index >= before.get("nodes", 0)
+    started_again = revision.isdecimal() and int(revision) > int(before["revision"])
+    return started_again or index >= int(before["nodes"])
 
 
 def new_task(

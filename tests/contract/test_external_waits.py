@@ -34,7 +34,7 @@ async def _begun(tasks: TaskStore) -> None:
 async def show(tasks: TaskStore, text: str | None, *, epoch: int = 1, run: str = RUN) -> None:
     """Show what node `a` waits for."""
     await tasks.attempts.show_wait(
-        attempt(epoch=epoch), run, text and for_worker(text), holders=BRIDGE_PREFIX
+        attempt(epoch=epoch), run, None if text is None else for_worker(text), holders=BRIDGE_PREFIX
     )
 
 

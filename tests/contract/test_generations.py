@@ -347,10 +347,10 @@ async def test_the_end_of_a_node_counts_once_and_not_with_each_rerun(
             opens = replace(opening("a", "b", "c", first_run=f"f{run_seq}", run=run), rerun=rerun)
             assert (await tasks.open_rerun(opens, rerun))[0] == run_seq + 1
             reset = NodeReset(index=again, node_id="abc"[again], epoch=run_seq, generation=run_seq)
-            own = {"run_id": run, "run_seq": run_seq + 1}
-            await tasks.reset_nodes(
-                ResetNodes(task_id=TASK, revision=run_seq, at=AT, nodes=[reset], **own), artifacts
+            resets = ResetNodes(
+                task_id=TASK, run_id=run, run_seq=run_seq + 1, revision=run_seq, at=AT, nodes=[reset]
             )
+            await tasks.reset_nodes(resets, artifacts)
             ends = shown("abc"[again], NodeStatus.FAILED, index=again, epoch=run_seq, reason_code="x")
             closing = replace(
                 close(ends, status=TaskStatus.FAILED, run=run, run_seq=run_seq + 1),

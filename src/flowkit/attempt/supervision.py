@@ -44,6 +44,7 @@ from flowkit.core.instruments import (
     ATTEMPT_TIME,
     ATTEMPTS_ENDED,
     ATTEMPTS_STARTED,
+    BATCHES,
     FENCED_WRITES,
     LATE_HEARTBEATS,
     NODE_WAIT,
@@ -175,11 +176,12 @@ def count_begin(attempt: AttemptInput) -> None:
 
 
 def expect_losses(role: str) -> None:
-    """Let the count of lost attempts of a role begin at 0, so that Prometheus sees the first one as an increase.
+    """Let the counts of lost attempts and set-aside batches begin at 0: Prometheus then sees the first as an increase.
 
     A worker that each attempt kills counts one loss in each of its lives.
     """
     ATTEMPTS_ENDED.add(role, FailureKind.LOSS.outcome, reason_codes.LEASE_LOST, amount=0)
+    BATCHES.add(role, "set_aside", amount=0)
 
 
 def which_try(attempt: AttemptInput) -> str:

@@ -164,6 +164,16 @@ UPDATES: Final = Counter(
     "accepted, rejected.",
     labels=("name", "outcome"),
 )
+LONG_HISTORIES: Final = Counter(
+    name="flowkit_long_histories_total",
+    text="Workflow tasks of this engine for runs whose history has more than 80 % of the events or bytes at which "
+    "Temporal ends a run.",
+)
+FAILED_DELIVERIES: Final = Counter(
+    name="flowkit_gateway_failed_deliveries_total",
+    text="Jobs that the gateway could not deliver to their supervisor, or of which it got no outcome, by reason code.",
+    labels=("reason",),
+)
 SHARDS_STARTED: Final = Counter(
     name="flowkit_shards_started_total", text="Attempts of shards that have begun, by role.", labels=("role",)
 )

@@ -114,5 +114,5 @@ def read_wait(node: Mapping[str, Any]) -> Wait | None:
     text, kind, since = (node.get(name) for name in FIELDS)
     if not isinstance(text, str) or not text:
         return None
-    known = WaitKind(kind) if kind in [*WaitKind] else WaitKind.UNKNOWN
+    known = WaitKind(kind) if isinstance(kind, str) and kind in [*WaitKind] else WaitKind.UNKNOWN
     return Wait(kind=known, text=text, since=since / 1000 if isinstance(since, int | float) else None)
