@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from flowkit.models import Node, NodeState
-    from flowkit.models.waits import Wait
+    from flowkit.models.waits import NodeWait
     from flowkit.workflows.state_codec import TaskState
 
     TaskSlot = Callable[[], AbstractAsyncContextManager[None]]
@@ -407,7 +407,7 @@ class ConcurrencySlots:
         await self._send_released([], whole_task=True)
 
 
-def _wait_for_slot(role: str, reason: str | None) -> Wait | None:
+def _wait_for_slot(role: str, reason: str | None) -> NodeWait | None:
     return waits.for_slot(role, reason) if reason else None
 
 

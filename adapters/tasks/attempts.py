@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from flowkit.models import AttemptInput
-    from flowkit.models.waits import Wait
+    from flowkit.models.waits import NodeWait
 
 Update = dict[str, Fields]
 
@@ -423,7 +423,9 @@ class Attempts:
         await self._update(entry.alive_filter(run_id), {"$set": {entry.path_of("failed_batches"): failed}})
 
     @translate_errors
-    async def show_wait(self, attempt: AttemptInput, run_id: str, wait: Wait | None, *, holders: str) -> None:
+    async def show_wait(
+        self, attempt: AttemptInput, run_id: str, wait: NodeWait | None, *, holders: str
+    ) -> None:
         """Show what an attempt waits for; None removes it, also after the attempt's end.
 
         Show nothing once the lease has passed to a worker, whose id does not begin with `holders`.

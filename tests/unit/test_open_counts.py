@@ -14,7 +14,7 @@ from flowkit.engine.gauges import OpenStates, oldest_ready, slot_values
 from flowkit.models import NodeStatus, TaskStatus
 from flowkit.models.waits import (
     OUTSIDE,
-    Wait,
+    NodeWait,
     WaitKind,
     for_decision,
     for_prerequisites,
@@ -75,7 +75,7 @@ def test_failed_task_counts_until_its_last_attempts_have_ended() -> None:
     ],
 )
 def test_node_that_waits_for_somebody_outside_counts_by_that_since_the_wait_began(
-    wait: Wait, status: str
+    wait: NodeWait, status: str
 ) -> None:
     counts = OpenStates()
     waiting = [node("page", status, **stored_wait(wait.began(NOW - age))) for age in (25, 10)]
@@ -89,7 +89,7 @@ def test_node_that_waits_for_somebody_outside_counts_by_that_since_the_wait_bega
 
 
 @pytest.mark.parametrize("wait", [for_slot("page", "2 of 2"), for_decision("of an unknown age")])
-def test_other_waits_count_by_the_status(wait: Wait) -> None:
+def test_other_waits_count_by_the_status(wait: NodeWait) -> None:
     counts = OpenStates()
     counts.note(document("t", "running", node("page", "deferred", **stored_wait(wait))))
     assert counts.nodes() == {("page", "deferred"): 1}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flowkit.models import waits
-from flowkit.models.waits import KIND, SINCE, TEXT, Wait, WaitKind, read_wait, stored_wait
+from flowkit.models.waits import KIND, SINCE, TEXT, NodeWait, WaitKind, read_wait, stored_wait
 from flowkit.page.live import row_of
 from flowkit.reading.state import read_document, read_query
 
@@ -24,7 +24,7 @@ WAITS = [
 
 
 @pytest.mark.parametrize("wait", WAITS)
-def test_a_stored_wait_is_read_as_it_was(wait: Wait) -> None:
+def test_a_stored_wait_is_read_as_it_was(wait: NodeWait) -> None:
     assert read_wait(stored_wait(wait)) == wait
 
 
@@ -37,7 +37,7 @@ def test_a_node_without_a_sentence_waits_for_nothing(node: dict[str, Any]) -> No
 def test_a_sentence_without_a_known_kind_is_of_an_unknown_kind(kind: dict[str, Any]) -> None:
     """Neither a decision nor none: no reader may conclude it from the words."""
     node = {TEXT: "a decision: approve or reject", SINCE: "x", **kind}
-    assert read_wait(node) == Wait(kind=WaitKind.UNKNOWN, text=node[TEXT])
+    assert read_wait(node) == NodeWait(kind=WaitKind.UNKNOWN, text=node[TEXT])
 
 
 @pytest.mark.parametrize("text", ["a decision: approve or reject", "your word"])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from flowkit.models import Node, NodeState
     from flowkit.models.actions import PausedScope
-    from flowkit.models.waits import Wait
+    from flowkit.models.waits import NodeWait
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 DISPLAY_ORDER = (
@@ -300,7 +300,7 @@ def _describe_shards(notes: Notes, node: Node) -> str:
     return f"{count_of(len(epochs), 'shard')} of up to {node.parallel:,}" if epochs else "ends the node"
 
 
-def find_decision(node: Node, state: NodeState) -> Wait | None:
+def find_decision(node: Node, state: NodeState) -> NodeWait | None:
     """Return which decision of a person a node waits for; None if it waits for none."""
     if state.held_until is not None:
         return waits.for_decision(f"failed with {state.reason_code}")
@@ -309,7 +309,7 @@ def find_decision(node: Node, state: NodeState) -> Wait | None:
     return None
 
 
-def find_outside_wait(node: Node, state: NodeState, missing: Sequence[str]) -> Wait | None:
+def find_outside_wait(node: Node, state: NodeState, missing: Sequence[str]) -> NodeWait | None:
     """Return what a node waits for that only somebody outside the task can bring about; None if it waits for nothing.
 
     `missing` are its prerequisites that are not satisfied.
@@ -444,7 +444,7 @@ def _describe_pause(notes: Notes, node: Node) -> str:
     return waits.for_resume(paused.scope).text if paused is not None else ""
 
 
-def wait_for_sources(node: Node, scheduler: Scheduler) -> Wait:
+def wait_for_sources(node: Node, scheduler: Scheduler) -> NodeWait:
     """Return for which nodes one waits that has yielded to them: those from which it pulls and that have not ended."""
     states, index_of = scheduler.states, scheduler.index_of
     return waits.for_sources(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from flowkit.models import Graph, Node, NodeState
-    from flowkit.models.waits import Wait
+    from flowkit.models.waits import NodeWait
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 
@@ -269,7 +269,7 @@ def _choose_views(views: Sequence[dict[str, Any]], remaining: int) -> tuple[list
     return kept, remaining - sum(sizes[index] for index in kept)
 
 
-def _find_wait(node: Node, state: NodeState, scheduler: Scheduler) -> Wait | None:
+def _find_wait(node: Node, state: NodeState, scheduler: Scheduler) -> NodeWait | None:
     if decision := find_decision(node, state):
         return decision
     if state.status in _BEFORE_ATTEMPT and node.index in scheduler.pauses.paused:

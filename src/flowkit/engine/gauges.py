@@ -214,7 +214,8 @@ def oldest_ready(
 async def _timely(answer: Awaitable[T], seconds: float) -> T:
     """Return what MongoDB answers. Raise StoreUnavailable if it does not within this time."""
     try:
-        return await asyncio.wait_for(answer, seconds)
+        async with asyncio.timeout(seconds):
+            return await answer
     except TimeoutError:
         raise StoreUnavailable(f"MongoDB did not respond within {seconds:g} s") from None
 

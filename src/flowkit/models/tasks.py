@@ -12,7 +12,7 @@ from flowkit.limits import CONDITIONS_SEC
 from flowkit.models.actions import ActionRecord, AppliedAction
 from flowkit.models.graphs import NodeStatus, SkipReason
 from flowkit.models.waits import FIELDS as WAIT_FIELDS
-from flowkit.models.waits import Wait
+from flowkit.models.waits import NodeWait
 
 
 class TaskStatus(StrEnum):
@@ -96,7 +96,7 @@ class NodeState:
     """When the node fails if no operator decides before; None unless it has failed and is held."""
     waits_since: float | None = None
     """Since when the node waits for somebody outside the task, as the document shows it; None if it does not."""
-    wait: Wait | None = None
+    wait: NodeWait | None = None
     """What the node waits for before its next attempt. Only for display: the next run of the task sets it again."""
 
     @property
@@ -264,7 +264,7 @@ class NodeRecord:
     """Whether the attempt has finished, but the workflow has decided that the node failed."""
     cancel_reason: str | None = None
     """Why the workflow stops only this node. The same write sets the node's own cancel flag."""
-    wait: Wait | None = None
+    wait: NodeWait | None = None
     """What it waits for that only somebody outside the task can bring about."""
     held_until: float | None = None
     reason_code: str | None = None

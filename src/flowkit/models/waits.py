@@ -41,7 +41,7 @@ OUTSIDE = (WaitKind.DECISION, WaitKind.EVENT)
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class Wait:
+class NodeWait:
     """What a node waits for."""
 
     kind: WaitKind
@@ -50,45 +50,45 @@ class Wait:
     since: float | None = None
     """When the wait began, in seconds since the Unix epoch; None if that is unknown."""
 
-    def began(self, since: float | None) -> Wait:
+    def began(self, since: float | None) -> NodeWait:
         """Return the wait with its begin."""
         return replace(self, since=since)
 
 
-def for_decision(about: str) -> Wait:
+def for_decision(about: str) -> NodeWait:
     """Return the wait for a person who decides about a failure, such as `failed with bad_input`, or an approval."""
-    return Wait(kind=WaitKind.DECISION, text=f"a decision: {about}")
+    return NodeWait(kind=WaitKind.DECISION, text=f"a decision: {about}")
 
 
-def for_prerequisites(missing: Sequence[str]) -> Wait:
+def for_prerequisites(missing: Sequence[str]) -> NodeWait:
     """Return the wait for prerequisites that are not satisfied; there is at least one."""
     plural = "" if len(missing) == 1 else "s"
-    return Wait(kind=WaitKind.EVENT, text=f"the prerequisite{plural} {names(missing)}")
+    return NodeWait(kind=WaitKind.EVENT, text=f"the prerequisite{plural} {names(missing)}")
 
 
-def for_resume(scope: str = "") -> Wait:
+def for_resume(scope: str = "") -> NodeWait:
     """Return the wait for the end of a pause."""
-    return Wait(kind=WaitKind.RESUME, text=f"resume of {scope}" if scope else "resume")
+    return NodeWait(kind=WaitKind.RESUME, text=f"resume of {scope}" if scope else "resume")
 
 
-def for_slot(role: str, reason: str) -> Wait:
+def for_slot(role: str, reason: str) -> NodeWait:
     """Return the wait for a slot. `reason` says which limit is reached, such as `2 of 2`."""
-    return Wait(kind=WaitKind.SLOT, text=f"a slot of role {role} ({reason})")
+    return NodeWait(kind=WaitKind.SLOT, text=f"a slot of role {role} ({reason})")
 
 
-def for_sources(node_ids: Sequence[str]) -> Wait:
+def for_sources(node_ids: Sequence[str]) -> NodeWait:
     """Return the wait for one of the nodes from which a node pulls."""
-    return Wait(kind=WaitKind.SOURCES, text=f"{names(node_ids, last=' or ')} to run")
+    return NodeWait(kind=WaitKind.SOURCES, text=f"{names(node_ids, last=' or ')} to run")
 
 
-def for_worker(text: str = "") -> Wait:
+def for_worker(text: str = "") -> NodeWait:
     """Return the wait for a worker. Without `text`, an external worker has to accept the attempt."""
-    return Wait(kind=WaitKind.WORKER, text=text or "an external worker")
+    return NodeWait(kind=WaitKind.WORKER, text=text or "an external worker")
 
 
-def in_attempt(text: str) -> Wait:
+def in_attempt(text: str) -> NodeWait:
     """Return what the worker of an attempt says that the attempt waits for."""
-    return Wait(kind=WaitKind.ATTEMPT, text=text)
+    return NodeWait(kind=WaitKind.ATTEMPT, text=text)
 
 
 TEXT = "waits_for"
@@ -100,13 +100,13 @@ SINCE = "waits_since_ms"
 FIELDS = (TEXT, KIND, SINCE)
 
 
-def stored_wait(wait: Wait) -> dict[str, Any]:
+def stored_wait(wait: NodeWait) -> dict[str, Any]:
     """Return the fields of a node that waits."""
     since = {} if wait.since is None else {SINCE: int(wait.since * 1000)}
     return {TEXT: wait.text, KIND: wait.kind.value, **since}
 
 
-def read_wait(node: Mapping[str, Any]) -> Wait | None:
+def read_wait(node: Mapping[str, Any]) -> NodeWait | None:
     """Return what a node waits for according to these fields; None if it waits for nothing.
 
     A sentence without a kind has the kind `unknown`: it may be a decision, or anything else.
@@ -115,4 +115,4 @@ def read_wait(node: Mapping[str, Any]) -> Wait | None:
     if not isinstance(text, str) or not text:
         return None
     known = WaitKind(kind) if isinstance(kind, str) and kind in [*WaitKind] else WaitKind.UNKNOWN
-    return Wait(kind=known, text=text, since=since / 1000 if isinstance(since, int | float) else None)
+    return NodeWait(kind=known, text=text, since=since / 1000 if isinstance(since, int | float) else None)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.queries import ExternalRun, LatestNodeRun
     from flowkit.adapters.worker_registry import RegisteredWorker
     from flowkit.client import TaskCatalog, TaskClient
-    from flowkit.models.waits import Wait
+    from flowkit.models.waits import NodeWait
 
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class NodeRow:
         """Whether the node waits until a person decides: about its failure, or about an approval."""
         return self.wait_kind is WaitKind.DECISION
 
-    def waiting_for(self, wait: Wait | None) -> NodeRow:
+    def waiting_for(self, wait: NodeWait | None) -> NodeRow:
         """Return the row with another wait."""
         return replace(self, waits_for=wait.text if wait else "", wait_kind=wait.kind if wait else None)
 
