@@ -15,10 +15,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from flowkit.activities.builtin_functions import CoordinatorAdapters
 from flowkit.activities.typed import read_params
 from flowkit.adapters.outages import retry_while_unavailable
-from flowkit.adapters.tasks.attempts import NumberedWrite, StoredParams
 from flowkit.adapters.vars import changes, rules
 from flowkit.core.handler_lines import HANDLER_LOGGER, HandlerLogger, mask_lines
 from flowkit.core.log import get_logger, log_context
@@ -34,8 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from datetime import datetime
 
+    from flowkit.activities.builtin_functions import CoordinatorAdapters
     from flowkit.activities.results import Batch
     from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.tasks.attempts import StoredParams
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.core.log import FieldLogger
     from flowkit.models import AttemptInput
@@ -220,6 +220,10 @@ class TaskVariables:
                 "variables, because others run "
                 "beside it; change them in finalize, or return increments from it"
             )
+        # Not at the top: modules of handlers import this one, and need no driver of MongoDB.
+        from flowkit.activities.builtin_functions import CoordinatorAdapters
+        from flowkit.adapters.tasks.attempts import NumberedWrite
+
         async with self._turn:
             self._changes += 1
             write = NumberedWrite(attempt=self._attempt, run_id=self._run_id, sequence=self._changes)
@@ -243,7 +247,8 @@ class RunContext:
         clock: Any = None,
     ) -> None:
         self._attempt = attempt
-        self._stored_params = StoredParams()
+        self._stored_params: StoredParams | None = None
+        """The params as MongoDB has sent them; None before the attempt has begun."""
         self._params: dict[str, Any] | None = None
         """The decoded params; None before a handler has read them."""
         self.task_id = attempt.task_id
@@ -280,7 +285,7 @@ class RunContext:
     def params(self) -> dict[str, Any]:
         """The params of the task, as its creator passed them. Changes to the dict reach no other attempt."""
         if self._params is None:
-            self._params = self._stored_params.decode()
+            self._params = self._stored_params.decode() if self._stored_params is not None else {}
         return self._params
 
     @property
@@ -289,7 +294,7 @@ class RunContext:
 
         An outage or a slow start does not change it, and neither does a retry or a rerun.
         """
-        return parse_nominal(self._stored_params.scheduled_at)
+        return parse_nominal(self._stored_params.scheduled_at) if self._stored_params is not None else None
 
     @property
     def input_inline(self) -> dict[str, Any] | None:

@@ -20,14 +20,16 @@ from flowkit.errors import ConfigError
 from flowkit.text import printed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
 
     from flowkit.activities.context import RunContext
 
 In = TypeVar("In", contravariant=True, default=Any)
 Out = TypeVar("Out", covariant=True, default=Any)
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+Result = TypeVar("Result", default=Any)
+Stored = TypeVar("Stored", bound="Hashable | list[Any] | dict[Any, Any] | set[Any] | None")
+"""A result that FlowKit stores: anything but a BatchResult, whose class says that it has no hash."""
 P = ParamSpec("P", default=...)
 Returned = TypeVar("Returned", covariant=True, default=Any)
 
@@ -83,7 +85,40 @@ class CollectorRole(RoleHandler[Item, Item], Generic[Item, P, Returned]):
 
 
 class RoleDecorator(Protocol):
-    """Makes a handler of a function."""
+    """Makes a handler of a function that processes an item.
+
+    Without a member `BatchResult`, the type of the result is taken whole: mypy joins the members of a union that it
+    compares with another union, so that `Cat | Dog` would become their base class.
+    """
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, Stored]], /
+    ) -> FunctionRole[Item, Stored, P, Coroutine[Any, Any, Stored]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, Result | BatchResult]], /
+    ) -> FunctionRole[Item, Result, P, Coroutine[Any, Any, Result]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Awaitable[Stored]], /
+    ) -> FunctionRole[Item, Stored, P, Awaitable[Stored]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Awaitable[Result | BatchResult]], /
+    ) -> FunctionRole[Item, Result, P, Awaitable[Result]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Stored], /
+    ) -> FunctionRole[Item, Stored, P, Stored]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Result | BatchResult], /
+    ) -> FunctionRole[Item, Result, P, Result]: ...
+
+
+class SourceDecorator(Protocol):
+    """Makes a handler of a generator."""
 
     @overload
     def __call__(
@@ -91,24 +126,16 @@ class RoleDecorator(Protocol):
     ) -> SourceRole[Result, P, AsyncIterator[Result]]: ...
     @overload
     def __call__(
+        self, function: Callable[P, AsyncIterable[Result]], /
+    ) -> SourceRole[Result, P, AsyncIterable[Result]]: ...
+    @overload
+    def __call__(
         self, function: Callable[P, Iterator[Result]], /
     ) -> SourceRole[Result, P, Iterator[Result]]: ...
     @overload
     def __call__(
-        self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, BatchResult]], /
-    ) -> FunctionRole[Item, Any, P, Coroutine[Any, Any, BatchResult]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Item, P], BatchResult], /
-    ) -> FunctionRole[Item, Any, P, BatchResult]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, Result | BatchResult]], /
-    ) -> FunctionRole[Item, Result, P, Coroutine[Any, Any, Result]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Item, P], Result | BatchResult], /
-    ) -> FunctionRole[Item, Result, P, Result]: ...
+        self, function: Callable[P, Iterable[Result]], /
+    ) -> SourceRole[Result, P, Iterable[Result]]: ...
 
 
 class CollectorDecorator(Protocol):
@@ -140,7 +167,20 @@ def role(
 def role(
     name: str,
     *,
-    key: str | tuple[str, ...] | Callable[[Any], Any] | None = None,
+    key: str | tuple[str, ...] | Callable[[Any], Any],
+    finalize: Callable[..., Any] | None = None,
+    init: Callable[..., Any] | None = None,
+    classify_error: Callable[[BaseException], tuple[str, bool]] | None = None,
+    inline: bool = False,
+    handler_version: str = "",
+) -> SourceDecorator: ...
+
+
+@overload
+def role(
+    name: str,
+    *,
+    key: None = None,
     finalize: Callable[..., Any] | None = None,
     init: Callable[..., Any] | None = None,
     classify_error: Callable[[BaseException], tuple[str, bool]] | None = None,

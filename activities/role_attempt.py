@@ -731,7 +731,7 @@ def _check_final(given: Any, handler: RoleHandler) -> FinalizeResult:
     is_typed = handler._flowkit_types is not None
     metrics = final_metrics(given) if is_typed else None
     if metrics is not None:
-        return FinalizeResult(metrics=metrics)
+        return FinalizeResult(metrics=metrics).model_copy(update={"metrics": metrics})
     records = "a model, a dataclass, a dict, " if is_typed else ""
     raise TypeError(
         f"finalize must return {records}FinalizeResult(metrics={{...}}) or None, not {type(given).__name__}"

@@ -30,6 +30,7 @@ from flowkit.activities.hook_calls import (
     without,
 )
 from flowkit.activities.json_types import SHOWN_PROBLEMS, JsonType, expanded, shown_value, type_name
+from flowkit.activities.lost_values import LostValue
 from flowkit.activities.results import Batch, BatchFailure, BatchResult
 from flowkit.activities.uid_rule import UidRule
 from flowkit.errors import ConfigError
@@ -190,8 +191,10 @@ class TypedHandler:
     def _mismatch(self, place: str, given: Any, error: ValueError, ctx: HookContext) -> BatchFailure:
         problems = self.output.problems(error, ctx.without_values)
         forgot = "; does the function return its result?" if given is None else ""
+        is_lost = isinstance(error, LostValue)
+        wrong = "would reach the next node changed" if is_lost else f"is not a valid {self.output.name}"
         return BatchFailure(
-            f"the result of {self.hook.owner} for {place} is not a valid {self.output.name}: {problems}{forgot}",
+            f"the result of {self.hook.owner} for {place} {wrong}: {problems}{forgot}",
             reason_code=reason_codes.SCHEMA_MISMATCH,
         )
 
@@ -262,7 +265,7 @@ class TypedHandler:
             meta = self.output.to_meta(item)
         except ValueError as error:
             raise self._mismatch("an item", item, error, ctx) from None
-        return Batch(batch_uid=uids.uid_of(item, ctx.without_values), payload=meta)
+        return Batch.model_construct(batch_uid=uids.uid_of(item, ctx.without_values), payload=meta)
 
     # -- parameters
 
@@ -344,8 +347,10 @@ def final_metrics(given: Any) -> dict[str, Any] | None:
     is_record = isinstance(given, (BaseModel, Mapping)) or hasattr(type(given), "__dataclass_fields__")
     if not is_record or isinstance(given, (Batch, BatchResult)):
         return None
+    if isinstance(given, Mapping):
+        return dict(given)
     kind: Any = type(given)
-    return dict(given) if isinstance(given, Mapping) else _json_type(kind, "finalize").to_meta(given)
+    return _json_type(kind, "finalize").to_meta(given)
 
 
 @functools.lru_cache
@@ -505,10 +510,14 @@ def _make_typed(cls: Any, kinds: Sequence[Any], name: str | None, names: Mapping
             f"{owner}: {output.name}, the type of the results, has a secret such as SecretStr, of which the next node "
             "would get only asterisks: pass a reference to it, or store its text with a field_serializer"
         )
+    given = JsonType(Any if kinds[0] is NO_ITEM else kinds[0], owner)
+    for each, use in ((given, "items"), (output, "results")):
+        if problem := each.lost_problem(f"{each.name}, the type of the {use},"):
+            raise ConfigError(f"{owner}: {problem}")
     hook = Hook(owner=owner) if name is None else _read_method(cls, name, kinds, names)
     return TypedHandler(
         name=owner,
-        input=JsonType(Any if kinds[0] is NO_ITEM else kinds[0], owner),
+        input=given,
         output=output,
         hook=hook,
         uids=None,
@@ -659,6 +668,6 @@ async def _batches(
 
 def _keep() -> Any:
     async def process_batch(self: Any, batch: Batch, ctx: HookContext) -> BatchResult:
-        return BatchResult(success=True, metrics=batch.payload)
+        return BatchResult.model_construct(success=True, metrics=batch.payload)
 
     return process_batch

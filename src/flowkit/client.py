@@ -69,6 +69,7 @@ from flowkit.errors import (
     UnknownTask,
 )
 from flowkit.graph.contracts import data_edges
+from flowkit.graph.params import complete_params
 from flowkit.graph.scheduled import Nominal, evaluate_params, format_nominal, nominal_fields
 from flowkit.graph.submission import convert_to_json, is_large, validate_input
 from flowkit.graph.validation import normalized, raise_if, unknown_function
@@ -438,7 +439,8 @@ class TaskClient:
         task_id = f"{name}-{nominal}"
         _check_new_id(task_id)
         raw = convert_to_json("params", {} if params is None else params)
-        evaluated = await asyncio.to_thread(evaluate_params, raw, nominal)
+        completed = await asyncio.to_thread(complete_params, graph, raw, of_schedule=True)
+        evaluated = await asyncio.to_thread(evaluate_params, completed, nominal)
         given, _ = await self._convert(task_id, evaluated, graph, None)
         return await self._checked_input(task_id, {**given, "params": raw}, schedule_id=name)
 
@@ -497,12 +499,13 @@ class TaskClient:
         graph: dict[str, Any],
         functions: Collection[str] | None,
     ) -> tuple[dict[str, Any], tuple[DataEdge, ...]]:
-        """Return graph and params as JSON values, and the edges over which data flows.
+        """Return graph and params as JSON values, with default values, and the edges over which data flows.
 
         Raise GraphError if they are invalid.
         """
         own_params = {} if params is None else convert_to_json("params", params)
         given = {"params": own_params, "graph": convert_to_json("graph", graph)}
+        given["params"] = await asyncio.to_thread(complete_params, given["graph"], own_params)
         edges = await asyncio.to_thread(self._check, task_id, given, functions)
         await self._params.check(given["graph"], given["params"])
         return given, edges

@@ -11,6 +11,7 @@ import pytest
 from tests.contract.attempt_executors import Returning, role_executor
 from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, batches, begun, opened, record, shown
 from tests.contract.pulling_node import end
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.integration.harness import eventually, wait_seconds
 from tests.unit.bridge_records import lease
 from tests.unit.bridge_records import record as dispatch_record
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.models import AttemptInput
 
-TIMEOUT_SEC = 60.0
 OK = BatchResult(success=True)
 UIDS = [f"b{number}" for number in range(9)]
 X, Y = attempt("x", index=1), attempt("y", index=2)
@@ -272,10 +272,16 @@ async def test_held_parent_reads_rarely(
     """After 0.05 s, 0.15 s, 0.35 s, and then every 0.3 s."""
     monkeypatch.setattr(backpressure, "_LONGEST_SEC", 0.3)
     await runs(tasks, X)
+    began = time.monotonic()
     held = Held(prepared, parent(1, "x"))
     await held.until_stored(1)
-    await wait_seconds(2.0)
-    assert 4 <= len(reads) <= 12
+
+    async def read_often() -> bool:
+        return len(reads) >= 6
+
+    await eventually(read_often)
+    seconds = time.monotonic() - began
+    assert len(reads) <= 4 + seconds / 0.3
     await artifacts.claims.make(X, "a", UIDS, AT)
     await held.finishes()
 

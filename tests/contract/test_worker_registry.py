@@ -11,7 +11,7 @@ from pymongo.errors import AutoReconnect
 from tests.contract.builders import AT, WORKER, attempt, documents_of, seconds
 from tests.contract.drivers import DRIVERS, connected
 from tests.contract.recording_database import RecordingDatabase, conflicts
-from tests.integration.harness import eventually
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
 
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.worker_events import WorkerEvents, done
@@ -299,10 +299,10 @@ async def test_process_that_starts_without_mongodb_is_registered_later(
     shows = registration(unavailable, every_sec=0.001)
     await shows.prepare()
     await shows.start()
-    await asyncio.wait_for(unavailable.called.wait(), 30)
+    await asyncio.wait_for(unavailable.called.wait(), EVENT_TIMEOUT_SEC)
     assert await documents_of(db.worker_registry) == []
     unavailable.opens()
-    await asyncio.wait_for(unavailable.passed.wait(), 30)
+    await asyncio.wait_for(unavailable.passed.wait(), EVENT_TIMEOUT_SEC)
     await shows.stop()
     assert (await shown(db))[0] == "offline"
     assert "uniq_worker" in await db.worker_registry.index_information()
@@ -370,7 +370,7 @@ async def test_unexpected_error_does_not_prevent_later_registration(db: Any) -> 
     unavailable.opens()
     await shows.start()
     unavailable.closes()
-    await asyncio.wait_for(unavailable.called.wait(), 30)
+    await asyncio.wait_for(unavailable.called.wait(), EVENT_TIMEOUT_SEC)
     assert shows.loop.health.last_error == "odd"
     unavailable.opens()
     await db.worker_registry.delete_many({})
@@ -426,11 +426,11 @@ async def test_write_in_flight_does_not_overwrite_the_end_of_a_worker(db: Any) -
     shows = registration(writes, every_sec=0.001)
     await shows.start()
     writes.released.clear()
-    await asyncio.wait_for(writes.held.wait(), 30)
+    await asyncio.wait_for(writes.held.wait(), EVENT_TIMEOUT_SEC)
     stopping = asyncio.create_task(shows.stop())
     await asyncio.wait([stopping], timeout=0.2)
     await writes.finish()
-    await asyncio.wait_for(stopping, 30)
+    await asyncio.wait_for(stopping, EVENT_TIMEOUT_SEC)
     await writes.finish()
     assert (await shown(db))[0] == "offline"
 

@@ -24,7 +24,7 @@ from flowkit.gateway.transports import (
     Unreachable,
 )
 from flowkit.testing.supervisor import Misbehavior, MyceliumNode, Received, Supervisor
-from tests.integration.harness import eventually, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -431,7 +431,7 @@ async def test_a_late_reply_is_kept_without_the_secret() -> None:
         used.calls.on_late = note
         used.supervisor.misbehave("3:11:501", Misbehavior.TWICE)
         assert (await used.run(job(f"it is {SECRET}"))).text == "it is ***"
-        kept = await asyncio.wait_for(late.get(), 10)
+        kept = await asyncio.wait_for(late.get(), EVENT_TIMEOUT_SEC)
         assert json.loads(kept)["result"]["success"] == "it is ***"
 
 
@@ -451,11 +451,11 @@ async def late_replies(*, says_errors: bool) -> None:
         ):
             used.supervisor.misbehave(id, how)
         assert (await used.run(job(id="twice"))).success
-        assert await asyncio.wait_for(late.get(), 10) == "twice"
+        assert await asyncio.wait_for(late.get(), EVENT_TIMEOUT_SEC) == "twice"
         in_time = asyncio.create_task(used.run(job(id="in time"), 1.9))
         with pytest.raises(ReplyTimeout):
             await used.run(job(id="late"), 1.0)
-        assert await asyncio.wait_for(late.get(), 10) == "late"
+        assert await asyncio.wait_for(late.get(), EVENT_TIMEOUT_SEC) == "late"
         assert (await in_time).success
 
 
@@ -515,7 +515,7 @@ async def test_a_request_that_begins_while_the_inbox_is_read_does_not_wait_for_t
 
         used.node.pop = slow_pop
         assert (await used.run(job())).success
-        await asyncio.wait_for(looks.wait(), 10)
+        await asyncio.wait_for(looks.wait(), EVENT_TIMEOUT_SEC)
         running = asyncio.create_task(used.run(job("sleep:0.2", id="2")))
         await eventually(second)
         begun.set()
@@ -547,7 +547,7 @@ async def test_a_reply_arrives_while_a_late_one_cannot_be_stored() -> None:
         used.calls.on_late = hang
         used.supervisor.misbehave("twice", Misbehavior.TWICE)
         assert (await used.run(job(id="twice"))).success
-        await asyncio.wait_for(arrived.wait(), 10)
+        await asyncio.wait_for(arrived.wait(), EVENT_TIMEOUT_SEC)
         assert (await used.run(job())).success
 
 

@@ -12,7 +12,7 @@ from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import TaskStatus
 from flowkit.worker.runner import Worker, WorkerConfig
 from tests.integration.handlers import ALL
-from tests.integration.harness import node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, node
 from tests.integration.streaming import Source
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ async def test_task_continues_after_its_engine_is_killed(harness: Harness) -> No
     )
     await harness.until_batches(task_id, "a", 2)
     killed.kill()
-    killed.wait(10)
+    killed.wait(EVENT_TIMEOUT_SEC)
     parent.gates["a"].set()
     await harness.until_batches(task_id, "a", 8)
     harness.engine_process()
@@ -64,7 +64,7 @@ async def test_node_of_a_killed_worker_moves_to_another_worker(harness: Harness)
     task_id = await harness.create(node("a", "paced", inline=HELD, **NO_RETRIES), node("b", "quick", "a"))
     await harness.until_batches(task_id, "a", 2)
     killed.kill()
-    killed.wait(10)
+    killed.wait(EVENT_TIMEOUT_SEC)
     await harness.worker()
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
     assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2
@@ -83,7 +83,7 @@ async def test_pulling_node_resumes_after_its_worker_is_killed(harness: Harness)
     )
     await harness.until_batches(task_id, "down", 5)
     killed.kill()
-    killed.wait(10)
+    killed.wait(EVENT_TIMEOUT_SEC)
     before = {row["batch_uid"] for row in await harness.rows(task_id, "down")}
     await harness.worker()
     await harness.result(task_id)
@@ -102,7 +102,7 @@ async def test_stopped_worker_hands_its_node_over_without_using_budget(harness: 
     await harness.worker()
     stopped.send_signal(signal.SIGTERM)
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
-    assert stopped.wait(20) == 0
+    assert stopped.wait(EVENT_TIMEOUT_SEC) == 0
     assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2
     await assert_every_batch_counts_once(harness, task_id, "a", 6)
 

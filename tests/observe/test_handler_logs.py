@@ -38,6 +38,7 @@ from flowkit.observe.log_store import LogStore
 from flowkit.testing import memory_database, run_graph
 from flowkit.worker import Batch, BatchResult, RoleHandler
 from tests.contract.builders import attempt
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.unit.event_loop import let_other_tasks_run
 from tests.unit.handler_runs import node
 from tests.unit.measured import measuring
@@ -406,7 +407,7 @@ async def test_finalizer_may_log_while_a_line_is_added(kept: Kept) -> None:
     def run_on_a_thread() -> None:
         thread = threading.Thread(target=contextvars.copy_context().run, args=(body,), daemon=True)
         thread.start()
-        thread.join(30)
+        thread.join(EVENT_TIMEOUT_SEC)
         assert not thread.is_alive()
 
     await kept.run(run_on_a_thread)
@@ -693,7 +694,7 @@ async def test_lines_are_written_while_their_attempt_runs() -> None:
     keeper.start()
     kept = Kept(db, keeper)
     await kept.run(lambda: SHOP.info("one"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(EVENT_TIMEOUT_SEC):
         while not await read(db, attempt().task_id):
             await let_other_tasks_run()
     await keeper.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -327,7 +328,7 @@ async def test_sdk_waits_for_the_end_of_an_own_activation_and_the_log_tells_the_
     workflow_type: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert await activate_with_timeout(Blocked(workflow_type)) == "done"
-    assert "workflow w took 0 s for one step" in caplog.text
+    assert re.search(r"workflow w took \d+ s for one step", caplog.text)
 
 
 async def test_sdk_gives_up_a_blocked_workflow_of_the_user() -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.integration.handlers import Cruncher
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.unit.test_resources import pid_in, until_gone
 
 from flowkit.activities.process_pool import ProcessDied, ProcessPool
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_SEC = 60.0
 
 WORKER = '''
 import asyncio, os, sys

@@ -796,31 +796,46 @@ class AdmissionQueue:
         await self.session.end_due()
         return item["moved"] not in (await self.store.counters())["doubt"]
 
-    async def cancel(self, execution_id: str, *, reason: str, by: str) -> RequestChange:
-        """Cancel a request. One that waits ends at once; one that runs ends when its end is confirmed."""
+    async def cancel(
+        self,
+        execution_id: str,
+        *,
+        reason: str,
+        by: str,
+        source: str | None = None,
+        within: float | None = None,
+    ) -> RequestChange:
+        """Cancel a request. One that waits ends at once; one that runs ends when its end is confirmed.
+
+        An execution also ends `within` seconds. `source` is kept with the cancel: an id of what has requested it.
+        """
         for _ in range(_TRIES):
             item = await self._load(execution_id)
             if item is None:
                 return RequestChange(outcome=Changed.UNKNOWN)
             if item["state"] in ENDED:
                 return RequestChange(outcome=Changed.ENDED, ticket=rules.ticket_of(item))
-            changed = await self._cancel(item, reason, by)
+            wanted = {"reason": reason, "by": by, "at": self.clock(), "source": source, "within": within}
+            changed = await self._cancel(
+                item, {name: each for name, each in wanted.items() if each is not None}
+            )
             if changed is not None:
                 outcome = Changed.DONE if changed["state"] == State.CANCELLED else Changed.REQUESTED
                 return RequestChange(outcome=outcome, ticket=rules.ticket_of(changed))
         raise _busy(execution_id)
 
-    async def _cancel(self, item: Fields, reason: str, by: str) -> Fields | None:
-        at = self.clock()
+    async def _cancel(self, item: Fields, cancel: Fields) -> Fields | None:
+        at, reason = cancel["at"], cancel["reason"]
         if item["state"] == State.QUEUED:
-            report = Report(state=State.CANCELLED, reason=reason_codes.USER_REQUEST, error=reason)
-            return await self._end(item, report, [rules.cancelled(item, at, reason, by)])
+            return await self._end(item, _stopped(reason), [rules.cancelled(item, at, reason, cancel["by"])])
         if item.get("cancel"):
             return item
         events = [rules.delete_pod(item, at, reason)] if item["kind"] == Kind.EXECUTION else []
-        wanted: Fields = {"cancel": {"reason": reason, "by": by, "at": at}}
+        wanted: Fields = {"cancel": cancel}
         if item["kind"] == Kind.TASK:
             wanted["due_at"] = at
+        elif "within" in cancel:
+            wanted["due_at"] = at + cancel["within"]
         changed = await self.store.change(_change(item, wanted, events))
         self._announce(events)
         return changed
@@ -991,6 +1006,8 @@ class AdmissionQueue:
 
     async def _lose(self, item: Fields) -> Fields | None:
         """End an execution about which nothing was heard for too long, and stop it in case it still runs."""
+        if "within" in (item.get("cancel") or {}):
+            return await self._end(item, _stopped(item["cancel"]["reason"]), ())
         seconds = item["timeout_sec"]
         text = f"the executor has not reported the end within {seconds:g} s and {rules.OVERDUE_SEC:g} s more"
         report = Report(state=State.TIMEOUT, reason=reason_codes.TIMED_OUT, error=text)
@@ -1446,6 +1463,11 @@ def _change(item: Fields, fields: Fields, events: Sequence[Fields] = ()) -> Item
     """Return the change of a request that is as it was read. Its events are to be sent if a process sends them."""
     unsent = {"unsent": item["queue"]} if events and item.get("relayed") else {}
     return ItemUpdate(id=item["_id"], version=item["v"], set={**fields, **unsent}, events=events)
+
+
+def _stopped(reason: str) -> Report:
+    """Return the report of a request that was cancelled."""
+    return Report(state=State.CANCELLED, reason=reason_codes.USER_REQUEST, error=reason)
 
 
 def _cancel_due(item: Fields, at: float) -> float | None:

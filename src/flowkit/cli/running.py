@@ -21,9 +21,11 @@ from flowkit.cli.loading import (
 from flowkit.cli.output import log_processes
 from flowkit.cli.replicas import scraped
 from flowkit.core.loops import run
-from flowkit.core.ready_line import ready_line
+from flowkit.core.ready_line import LOADED_LINE, ready_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flowkit.attempt.background import Health
     from flowkit.cli.options import HealthOptions, Where
     from flowkit.config import CoordinatorConfig, WorkerConfig
@@ -59,6 +61,8 @@ class EngineCommand:
     """Handlers that the engine hosts."""
     flows: list[str]
     """Flows whose functions and inline handlers the engine runs."""
+    after: Path | None
+    """The lock for which it waits once it has loaded its code; None for none."""
     verbose: bool
 
     def load(self) -> tuple[CoordinatorConfig, dict[str, Any], dict[str, RoleHandler]]:
@@ -75,7 +79,9 @@ class EngineCommand:
     def __call__(self, reports: HealthOptions, number: int) -> None:
         """Run one engine until it is stopped."""
         log_processes(self.verbose)
-        run(self._run(*self.load(), reports))
+        loaded = self.load()
+        _wait_for_lock(self.after)
+        run(self._run(*loaded, reports))
 
     async def _run(
         self,
@@ -111,6 +117,8 @@ class WorkerCommand:
     handlers: list[str]
     roles: list[str]
     concurrency: int | None
+    after: Path | None
+    """As for an engine."""
     verbose: bool
 
     def load(self) -> tuple[WorkerConfig, dict[str, RoleHandler]]:
@@ -128,6 +136,7 @@ class WorkerCommand:
         """Run one worker until it is stopped."""
         log_processes(self.verbose)
         settings, handlers = self.load()
+        _wait_for_lock(self.after)
         if settings.worker_id and number:
             settings = replace(settings, worker_id=f"{settings.worker_id}-{number}")
         run(self._run(settings, handlers, reports))
@@ -179,3 +188,12 @@ def _freeze_garbage_collector() -> None:
     """Exclude the objects of the startup from garbage collection: they live as long as the process."""
     gc.collect()
     gc.freeze()
+
+
+def _wait_for_lock(file: Path | None) -> None:
+    """Report that the code is loaded, then wait until the process with the old code has exited."""
+    if file is not None:
+        from flowkit.local.data_folder import hold_lock
+
+        output.note(LOADED_LINE)
+        hold_lock(file)

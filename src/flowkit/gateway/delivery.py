@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
 from flowkit.core.instruments import FAILED_DELIVERIES
+from flowkit.gateway import DEFAULT_MYCELIUM_URL
 from flowkit.gateway.http_client import DEFAULT_ALLOWED, AllowedNetworks, guarded_connector, open_session
 from flowkit.gateway.transports import (
     SYNC_SEC,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 
     from flowkit.gateway.destinations import Destination
 
-DEFAULT_MYCELIUM_URL: Final = "http://127.0.0.1:8990"
 _UNKNOWN_METHOD: Final = -32601
 _REMEMBERED: Final = 10_000
 _FAMILY_SEC: Final = 600.0

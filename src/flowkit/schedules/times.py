@@ -151,22 +151,26 @@ class ScheduleTimes:
             return f"every {duration_text(self.every)}"
         return f"{', '.join(self.cron)} {self.timezone}"
 
-    def schedule(self, action: ScheduleActionStartWorkflow, state: ScheduleState | None = None) -> Schedule:
-        """Return Temporal's schedule. The comments of its calendars hold the cron expressions."""
+    def schedule(self, action: ScheduleActionStartWorkflow) -> Schedule:
+        """Return Temporal's schedule."""
         return Schedule(
             action=action,
-            spec=ScheduleSpec(
-                cron_expressions=self._cron_strings(),
-                intervals=[] if self.every is None else [ScheduleIntervalSpec(every=self.every)],
-                jitter=self.jitter or None,
-                time_zone_name=self.timezone,
-            ),
+            spec=self.spec(),
             policy=SchedulePolicy(
                 overlap=OVERLAPS[self.overlap],
                 catchup_window=self.catchup,
                 pause_on_failure=self.pause_on_failure,
             ),
-            state=state or ScheduleState(),
+            state=ScheduleState(),
+        )
+
+    def spec(self) -> ScheduleSpec:
+        """Return Temporal's form of the times. The comments of its calendars hold the cron expressions."""
+        return ScheduleSpec(
+            cron_expressions=self._cron_strings(),
+            intervals=[] if self.every is None else [ScheduleIntervalSpec(every=self.every)],
+            jitter=self.jitter or None,
+            time_zone_name=self.timezone,
         )
 
     def _cron_strings(self) -> list[str]:
