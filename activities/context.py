@@ -350,7 +350,7 @@ class RunContext:
         `values` are those of the expressions in the input, which errors hide. FlowKit calls this before the hooks.
         """
         self._params, self._stored_params, self._attempt = None, params, attempt
-        self.log = HandlerLogger()
+        self.log = HandlerLogger(lambda: (self._batch and self._batch.batch_uid) or "")
         mask_lines(values or {}, lambda: self.params)
         self.hidden, self._read = values or {}, {}
 

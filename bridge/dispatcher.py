@@ -32,6 +32,7 @@ from flowkit.errors import BadInput, EpochTaken, FlowKitError, GraphError
 from flowkit.graph.expressions import hide
 from flowkit.graph.submission import pin_problem
 from flowkit.models import AttemptInput, AttemptResult, NodeIO
+from flowkit.models.waits import for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -275,8 +276,8 @@ class AttemptDispatcher:
             self._in_background(self._show_wait(attempt, run_id, None))
 
     async def _show_wait(self, attempt: AttemptInput, run_id: str, text: str | None) -> None:
-        attempts = self._stores.tasks.attempts
-        await self._context.db(lambda: attempts.show_wait(attempt, run_id, text, holders=BRIDGE_PREFIX))
+        attempts, wait = self._stores.tasks.attempts, None if text is None else for_worker(text)
+        await self._context.db(lambda: attempts.show_wait(attempt, run_id, wait, holders=BRIDGE_PREFIX))
 
     async def _adopt(self, record: Dispatch, run_id: str) -> None:
         """Continue an attempt that this or another bridge has dispatched."""

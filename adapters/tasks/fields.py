@@ -37,9 +37,6 @@ NODE_STATES: Fields = {
 }
 """Projection with the status and epoch of each node."""
 
-WAITS_FOR = "waits_for"
-"""Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
-
 FAILURES = "failures"
 """The field of a node's entry with how many attempts of its generation had failed before the latest one began. Absent
 before an attempt has followed another one."""
@@ -62,6 +59,10 @@ SATISFIED = "coordinator.satisfied"
 TRUNCATED = "coordinator.truncated"
 """Field of a document from which FlowKit has cut errors or other texts, because it would have become too large."""
 
+COUNTED = "coordinator.counted"
+"""Field with the `revision` and the number of `nodes` of a task when its latest rerun began; absent before. The ends of
+the nodes that no later action has started again have been counted before."""
+
 PINNED = "coordinator.pinned"
 """Field with the version of each role that a task has fixed (`version_policy`). `/` replaces the dots in a role."""
 
@@ -82,6 +83,16 @@ def read_satisfied(stored: Mapping[str, Any]) -> list[str]:
     """Return the satisfied prerequisites that a document lists."""
     listed = (stored.get("coordinator") or {}).get("satisfied")
     return [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
+
+
+def has_ended_since(index: int, node: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Return whether the end of a node has not been counted before the latest rerun of its task."""
+    before = (stored.get("coordinator") or {}).get("counted")
+    if not isinstance(before, dict):
+        return True
+    revision = str(node.get("reset_by") or "").rpartition("/")[2]
+    started_again = revision.isdecimal() and int(revision) > int(before["revision"])
+    return started_again or index >= int(before["nodes"])
 
 
 def new_task(

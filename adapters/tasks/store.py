@@ -35,6 +35,7 @@ from flowkit.adapters.tasks.cancel_flags import UNSET_OF_TASK_FLAG, CancelFlags
 from flowkit.adapters.tasks.close import Closing
 from flowkit.adapters.tasks.extend import Extending
 from flowkit.adapters.tasks.fields import (
+    COUNTED,
     NODE_STATES,
     PAUSED,
     PAUSED_SCOPES,
@@ -110,6 +111,7 @@ _EARLIER = {
         )
     },
 }
+_COUNTED = {"_id": 0, "coordinator.revision": 1, "graph.nodes.node_id": 1}
 _EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.attempt_epoch": 1, "graph.nodes.run_id": 1}
 
 
@@ -296,6 +298,9 @@ class TaskStore:
         unsets: Fields = {}
         if rerun.replaces and (stored := await self._tasks.find_one(ended | own, REPLACED)) is not None:
             sets, unsets = replacing(stored, opening)
+        elif (stored := await self._tasks.find_one(ended | own, _COUNTED)) is not None:
+            revision = (stored.get("coordinator") or {}).get("revision") or 0
+            sets[COUNTED] = {"revision": revision, "nodes": len(nodes_of(stored))}
         adopted = await self._adopt(opening, ids, ended, sets=sets, unsets=unsets, projection=_EARLIER)
         if adopted is None:
             raise RerunOutdated(opening.task_id, rerun.run_seq)

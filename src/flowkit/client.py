@@ -83,6 +83,7 @@ from flowkit.models import (
     temporal_names,
 )
 from flowkit.models.ownership import INPUT_MEMO, Owner, OwnerKind, belongs_here, is_flow_run, task_owner
+from flowkit.models.waits import OUTSIDE
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
     check_wait,
@@ -173,7 +174,7 @@ class TaskCatalog(TaskQueries):
         status: str | None = None,
         limit: int = 50,
         *,
-        held: bool = False,
+        waits: str | None = None,
         name: str | None = None,
         since: float | None = None,
         ended_since: float | None = None,
@@ -182,20 +183,23 @@ class TaskCatalog(TaskQueries):
     ) -> list[TaskSummary]:
         """Return up to `limit` tasks, newest first: those with `status`, or all if it is None.
 
-        With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those
+        With `waits`, return only tasks with a node that waits for something outside the task: `decision` for a person,
+        who decides about a held failure or an approval, and `event` for prerequisites. With `name`, return only those
         of this name; with `since` or `ended_since`, times in seconds since the epoch, only those that have started
         or ended then or later; with `id_prefix`, only those whose id begins so. `skip` is the number of newer tasks
         to leave out.
 
-        Raise ConfigError for an unknown status, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
+        Raise ConfigError for an unknown status or wait, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
         """
         if status is not None:
             require(choice_problem(status, "status", [each.value for each in TaskStatus]))
+        if waits is not None:
+            require(choice_problem(waits, "waits", [each.value for each in OUTSIDE]))
         require(whole_problem(limit, "limit", 1, limits.LIST_TASKS))
         found = await self.newest(
             status,
             limit,
-            held=held,
+            waits=waits,
             name=name,
             since=since,
             ended_since=ended_since,
@@ -1062,10 +1066,10 @@ class TaskClient:
         return (await look_up(self._client, handle.id)).state is WorkflowState.OPEN
 
     async def list_tasks(
-        self, status: str | None = None, limit: int = 50, *, held: bool = False
+        self, status: str | None = None, limit: int = 50, *, waits: str | None = None
     ) -> list[TaskSummary]:
         """Return the newest tasks first, as `TaskCatalog.list_tasks` does."""
-        return await self._catalog.list_tasks(status, limit, held=held)
+        return await self._catalog.list_tasks(status, limit, waits=waits)
 
     def handle(self, task_id: str) -> WorkflowHandle[Task, TaskResult]:
         """Return Temporal's workflow handle for a task. Raise ConfigError if `task_id` is not a valid task id."""

@@ -49,7 +49,7 @@ async def test_a_token_opens_the_page_and_filters_stay_in_the_address(
     assert await serious(page) == []
     await page.get_by_role("button", name="waiting for a decision").click()
     await expect(page.get_by_text("No task matches.")).to_be_visible()
-    assert "show=held" in page.url
+    assert "show=decision" in page.url
     await page.reload()
     await expect(page.get_by_text("No task matches.")).to_be_visible()
     await page.go_back()

@@ -44,6 +44,7 @@ from flowkit.core.instruments import (
     ATTEMPT_TIME,
     ATTEMPTS_ENDED,
     ATTEMPTS_STARTED,
+    BATCHES,
     FENCED_WRITES,
     LATE_HEARTBEATS,
     NODE_WAIT,
@@ -54,6 +55,7 @@ from flowkit.core.loop_portal import IGNORED_SEC, cancel_until_done
 from flowkit.core.user_code import Contained, contain_tasks, error_text, warn_of_blocked_loops
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld
 from flowkit.models import COORDINATOR_FN, FailureKind
+from flowkit.models.waits import TEXT
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -174,11 +176,12 @@ def count_begin(attempt: AttemptInput) -> None:
 
 
 def expect_losses(role: str) -> None:
-    """Let the count of lost attempts of a role begin at 0, so that Prometheus sees the first one as an increase.
+    """Let the counts of lost attempts and set-aside batches begin at 0: Prometheus then sees the first as an increase.
 
     A worker that each attempt kills counts one loss in each of its lives.
     """
     ATTEMPTS_ENDED.add(role, FailureKind.LOSS.outcome, reason_codes.LEASE_LOST, amount=0)
+    BATCHES.add(role, "set_aside", amount=0)
 
 
 def which_try(attempt: AttemptInput) -> str:
@@ -448,7 +451,7 @@ class Attempt:
             count_late_heartbeat(self._attempt.role, late_sec, pause)
             warn_of_blocked_loops()
             waits_for = self._waits_for()
-            activity.heartbeat(*([{"state": "running", "waits_for": waits_for}] if waits_for else []))
+            activity.heartbeat(*([{"state": "running", TEXT: waits_for}] if waits_for else []))
 
     async def _renew_lease(self) -> None:
         """Extend the lease in the task document before it expires.

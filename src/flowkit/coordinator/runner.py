@@ -668,16 +668,17 @@ class Coordinator(RemovedAttributes):
         return self._with_client(task_id, timeout, lambda client: client.wait(task_id, timeout))
 
     async def list_tasks(
-        self, status: str | None = None, limit: int = 50, *, held: bool = False
+        self, status: str | None = None, limit: int = 50, *, waits: str | None = None
     ) -> list[TaskSummary]:
         """Return up to `limit` tasks from MongoDB, newest first: those with `status`, or all if it is None.
 
-        With `held`, return only tasks with a failed node that waits for a decision.
+        With `waits`, return only tasks with a node that waits for a `decision` of a person, about a held failure or an
+        approval, or for an `event`: prerequisites that are not satisfied.
 
-        Raise ConfigError for an unknown status or a limit outside 1 to 10,000, and StoreUnavailable if MongoDB does
-        not respond. Does not need Temporal.
+        Raise ConfigError for an unknown status, an unknown wait or a limit outside 1 to 10,000, and StoreUnavailable if
+        MongoDB does not respond. Does not need Temporal.
         """
-        return await TaskCatalog(self.db).list_tasks(status, limit, held=held)
+        return await TaskCatalog(self.db).list_tasks(status, limit, waits=waits)
 
     async def vars(self, task_id: str) -> dict[str, Any]:
         """Return the variables of a task, or `{}` if it has none. Does not need Temporal.

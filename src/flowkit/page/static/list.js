@@ -6,11 +6,10 @@ import { clock, duration, STATUSES, symbolOf } from "./words.js";
 
 const CHOICES = [
   ["", "all"],
-  ["status=running", "running"],
-  ["show=held", "waiting for a decision"],
+  ["show=decision", "waiting for a decision"],
+  ["show=event", "waiting for an event"],
   ["show=failed_last_hour", "failed in the last hour"],
-  ["status=failed", "failed"],
-  ["status=finished", "finished"],
+  ...["queued", "running", "deferred", "failed", "finished", "cancelled"].map((status) => [`status=${status}`, STATUSES[status].word]),
 ];
 
 export class TaskList extends LiveList {
