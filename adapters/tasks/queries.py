@@ -27,10 +27,13 @@ from flowkit.adapters.tasks.fields import (
     INPUT_DIGEST,
     PINNED,
     SCHEDULED_AT,
+    TIMES,
     WAITS_FOR,
     WIRING,
+    TaskTimes,
     nodes_of,
     read_pins,
+    read_times,
 )
 from flowkit.adapters.tasks.reset import read_first_epochs
 from flowkit.graph.input_adapters import PULL, replace_alias
@@ -48,8 +51,7 @@ _SUMMARY = {
     "id": 1,
     "status": 1,
     "reason": 1,
-    "started_at": 1,
-    "finished_at": 1,
+    **TIMES,
     "params.pipeline_name": 1,
     "graph.name": 1,
 }
@@ -98,7 +100,10 @@ _EXTERNAL_RUN = {
     "batches": 1,
 }
 
-_RUN_FIELDS = ("node_id", "attempt_epoch", "lease.worker_id", "lease.version", "started_at", "finished_at")
+_RUN_FIELDS = (
+    *("node_id", "attempt_epoch", "generation", "lease.worker_id", "lease.version"),
+    *("started_at", "finished_at"),
+)
 _NODE_RUNS = {"_id": 0} | {f"graph.nodes.{name}": 1 for name in _RUN_FIELDS}
 _RUNNING = {**_NODE_RUNS, "id": 1, "graph.nodes.status": 1}
 
@@ -154,6 +159,8 @@ class LatestNodeRun:
     """When the node ended."""
     version: str = ""
     """Version of the handler; empty for functions and external workers."""
+    generation: int = 0
+    """How often the node was started again. Shards of earlier generations have another number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -293,6 +300,12 @@ class TaskQueries:
         require(task_id_problem(task_id))
         found: dict[str, Any] | None = await self._db.tasks.find_one({"id": task_id}, {"_id": 0})
         return found
+
+    @translate_errors
+    async def times(self, task_id: str) -> TaskTimes | None:
+        """Return when a task was created, and when its latest run began and ended; None if there is no such task."""
+        require(task_id_problem(task_id))
+        return read_times(await self._db.tasks.find_one({"id": task_id}, TIMES) or {})
 
     @translate_errors
     async def status(self, task_id: str, *, namespace_id: str) -> str | None:
@@ -614,6 +627,7 @@ def _node_run(node: dict[str, Any]) -> LatestNodeRun:
         epoch=node.get("attempt_epoch") or 0,
         worker=lease.get("worker_id") or "",
         version=lease.get("version") or "",
+        generation=node.get("generation") or 0,
         started_at=_timestamp(node.get("started_at")),
         finished_at=_timestamp(node.get("finished_at")),
     )

@@ -41,7 +41,7 @@ from flowkit.actions.scopes import children_of
 from flowkit.actions.table import parse_action
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.role_contracts import RoleContracts
-from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner
+from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner, read_times
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.attempt.pollers import bridged_problems
@@ -160,6 +160,10 @@ class TaskSummary:
     started_at: str | None = None
     """When the task was created, as ISO 8601 text in UTC."""
     finished_at: str | None = None
+    seconds: float | None = None
+    """How long its latest run took, or has been open when the list was read."""
+    total_seconds: float | None = None
+    """The same since its creation: with all earlier runs, and the time between them."""
     reason: str | None = None
     """Why the task failed or was cancelled."""
 
@@ -211,12 +215,15 @@ def make_summary(document: dict[str, Any]) -> TaskSummary | None:
     """
     try:
         graph, params = document.get("graph") or {}, document.get("params") or {}
+        times, now = read_times(document), time.time()
         return TaskSummary(
             task_id=document["id"],
             status=TaskStatus(document["status"]),
             name=pipeline_name(_text(graph.get("name")), params),
             started_at=_text(document.get("started_at")),
             finished_at=_format_time(document.get("finished_at")),
+            seconds=times and times.run_seconds(now),
+            total_seconds=times and times.total_seconds(now),
             reason=_text(document.get("reason")),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:

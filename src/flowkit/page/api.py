@@ -236,6 +236,10 @@ class TaskLine(PageResult):
     name: str | None
     started_at: str | None
     finished_at: str | None
+    seconds: float | None = Field(
+        description="How long the latest run took, or has been open when the list was read."
+    )
+    total_seconds: float | None = Field(description="The same since the task was created.")
     reason: str | None
 
 
@@ -308,7 +312,10 @@ class NodeDetails(PageResult):
 class AttemptsFound(PageResult):
     """The attempts of a task or of a node, in their order."""
 
-    attempts: list[dict[str, Any]]
+    attempts: list[dict[str, Any]] = Field(
+        description="As `flowkit attempts --json` has them, with times in seconds since the epoch; `began_at` is when "
+        "the worker began to work, and `seconds` how long it did, or has."
+    )
     complete: bool = Field(description="Whether Temporal still has the history, so that none is missing.")
 
 
@@ -331,7 +338,8 @@ class Explained(PageResult):
     status: TaskStatus
     open: bool = Field(description="Whether the times end now, because the task has not ended.")
     began_at: str
-    seconds: float
+    seconds: float = Field(description="How long the latest run took, or has been open.")
+    total_seconds: float = Field(description="The same since the task was created.")
     parts: dict[str, float] = Field(description="The parts of the time; they sum to `seconds`.")
     path: list[dict[str, Any]] = Field(
         description="The legs of the critical path: `node_id`, `since` and `until` after `began_at`, `parts`."
@@ -522,7 +530,11 @@ class PageApi:
 
     async def _read_attempts(self, task_id: str, node_id: str | None = None) -> AttemptsFound:
         found, complete = await read_attempts(self._servers, task_id, node_id)
-        return AttemptsFound(attempts=[asdict(each) for each in found], complete=complete)
+        now = time.time()
+        attempts = [
+            {**asdict(each), "began_at": each.began_at, "seconds": each.seconds(now)} for each in found
+        ]
+        return AttemptsFound(attempts=attempts, complete=complete)
 
     async def list_lines(self, given: Given) -> LinesFound:
         """Return lines that an attempt of a node has logged, oldest first."""

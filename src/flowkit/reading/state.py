@@ -16,6 +16,7 @@ from temporalio.exceptions import TemporalError
 
 from flowkit.actions.records import RESUME
 from flowkit.adapters.entries import utc
+from flowkit.adapters.tasks.fields import TaskTimes, read_times
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.worker_registry import (
     BRIDGE_PREFIX,
@@ -65,7 +66,7 @@ _OVERDUE = 0.6
 _ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
 _OF_ATTEMPTS = ("batches", "shards", "external_runs")
 """Queries whose results change while attempts run, without a change of the task document or of the workflow."""
-_KEPT = frozenset({*_OF_ATTEMPTS, "_query", "_read_stored", "node_runs", "sources", "pins"})
+_KEPT = frozenset({*_OF_ATTEMPTS, "_query", "_read_stored", "times", "node_runs", "sources", "pins"})
 """Reads of what belongs to one task. Others, such as those of the workers, are never kept."""
 _BEFORE_ATTEMPT = (NodeStatus.QUEUED, NodeStatus.DEFERRED)
 
@@ -151,7 +152,9 @@ class TaskView:
     paused: tuple[str, ...] = ()
     """The paused scopes, with who paused them and why."""
     seconds: float | None = None
-    """How long the task took from its creation to its end, or has been open."""
+    """How long the latest run of the task took, or has been open. None if that is unknown."""
+    total_seconds: float | None = None
+    """The same since the creation of the task: with all earlier runs, and the time between them."""
 
 
 class TaskReader:
@@ -222,7 +225,8 @@ class TaskReader:
         running = status is WorkflowExecutionStatus.RUNNING
         sources = [self._queried, self._read] if running else [self._read, self._queried]
         seen = await sources[0]() or await sources[1]() or _make_bare_view(self._task_id)
-        seen = replace(seen, seconds=seen.seconds or _measure(self._description))
+        times = await self._from_store(self._servers.catalog.times) or _times_of(self._description)
+        seen = add_times(seen, times, time.time())
         if status in _ENDS and not seen.status.closed:
             return replace(seen, status=_ENDS[status], reason=seen.reason or CLOSE_REASONS.get(status))
         view = await self._with_waiting(seen)
@@ -293,20 +297,16 @@ class TaskReader:
         return None if state.get("nodes_omitted") else read_query(task_id, state, {})
 
     async def _read(self) -> TaskView | None:
-        found = await self._from_store(self._read_stored)
-        if found is None:
-            return None
-        view, times = found
-        return replace(add_batches(view, await self._batches()), seconds=_measure_document(times))
+        view = await self._from_store(self._read_stored)
+        return view and add_batches(view, await self._batches())
 
-    async def _read_stored(self, task_id: str) -> tuple[TaskView, dict[str, Any]] | None:
-        """Return what the task document says, without batches, and its times. The document itself is large."""
+    async def _read_stored(self, task_id: str) -> TaskView | None:
+        """Return what the task document says, without batches. The document itself is large."""
         document = await self._servers.catalog.document(task_id)
         if document is None:
             return None
-        times: dict[str, Any] = {name: document.get(name) for name in ("started_at", "finished_at")}
         with reading(task_id):
-            return read_document(document, {}), times
+            return read_document(document, {})
 
     async def _batches(self) -> dict[str, int]:
         """Return the number of stored batches by node."""
@@ -417,6 +417,13 @@ def has_later_attempts(view: TaskView, description: WorkflowExecutionDescription
     )
 
 
+def add_times(view: TaskView, times: TaskTimes | None, now: float) -> TaskView:
+    """Return `view` with how long the latest run and all runs of the task took, or have been open."""
+    if times is None:
+        return view
+    return replace(view, seconds=times.run_seconds(now), total_seconds=times.total_seconds(now))
+
+
 def add_batches(view: TaskView, batches: Mapping[str, int]) -> TaskView:
     """Return `view` with the numbers of stored batches, by node id."""
     nodes = tuple(
@@ -513,7 +520,7 @@ def add_runs(
 ) -> TaskView:
     """Return `view` with the worker and the duration of each node's latest attempt, as the task document has them.
 
-    The duration of a node with shards begins with the first of them.
+    The duration of a node with shards begins with the first of them. Shards of an earlier generation do not count.
     """
     nodes = tuple(
         _add_node_run(node, runs.get(node.node_id), shards.get(node.node_id), now) for node in view.nodes
@@ -525,15 +532,19 @@ def _add_node_run(
     node: NodeRow, run: LatestNodeRun | None, shards: ShardProgress | None, now: float
 ) -> NodeRow:
     active = node.status in _ACTIVE
+    if shards is not None and run is not None and shards.generation < run.generation:
+        shards = None
     if shards is not None and active:
         node = replace(node, seconds=round(max(0.0, now - shards.started_at), 2))
-    if run is None or run.epoch != node.attempt or run.started_at is None:
+    is_bridged = run is not None and run.worker.startswith(
+        BRIDGE_PREFIX
+    )  # No worker has accepted the attempt.
+    if run is None or run.epoch != node.attempt or run.started_at is None or is_bridged:
         return node
     started_at = run.started_at if shards is None else min(run.started_at, shards.started_at)
     ended_at = now if active else run.finished_at
     seconds = None if ended_at is None else round(max(0.0, ended_at - started_at), 2)
-    runs = active and not run.worker.startswith(BRIDGE_PREFIX)
-    return replace(node, seconds=seconds, worker=run.worker if runs else "", version=run.version)
+    return replace(node, seconds=seconds, worker=run.worker if active else "", version=run.version)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -722,7 +733,7 @@ def read_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView
     """Return the view from a task document."""
     status, coordinator = TaskStatus(document["status"]), document.get("coordinator") or {}
     paused = [] if status.closed else coordinator.get("paused") or []
-    return TaskView(
+    view = TaskView(
         task_id=document["id"],
         status=status,
         source="document",
@@ -731,8 +742,8 @@ def read_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView
         handled_failures=tuple((document.get("result") or {}).get("handled_failures") or ()),
         revision=coordinator.get("revision") or 0,
         paused=tuple(format_pause(_read_scope(each)) for each in paused),
-        seconds=_measure_document(document),
     )
+    return add_times(view, read_times(document), time.time())
 
 
 def _read_scope(stored: Mapping[str, Any]) -> PausedScope:
@@ -745,23 +756,18 @@ def _read_scope(stored: Mapping[str, Any]) -> PausedScope:
     )
 
 
-def _measure_document(document: dict[str, Any]) -> float | None:
-    """Return how long a task took, or has been open."""
-    try:
-        started_at = datetime.fromisoformat(document["started_at"]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return None
-    finished_at = document.get("finished_at")
-    ended_at = time.time() if finished_at is None else utc(finished_at).timestamp()
-    return round(max(0.0, ended_at - started_at), 2)
-
-
-def _measure(description: WorkflowExecutionDescription | None) -> float | None:
-    """Return how long the task's workflow took, or has been open; of a long task, only its latest run."""
+def _times_of(description: WorkflowExecutionDescription | None) -> TaskTimes | None:
+    """Return the times of a task from its workflow; None if a workflow run has continued an earlier one, whose begin
+    Temporal does not say.
+    """
     if description is None:
         return None
-    ended_at = time.time() if description.close_time is None else description.close_time.timestamp()
-    return round(max(0.0, ended_at - description.start_time.timestamp()), 2)
+    info = description.raw_description.workflow_execution_info
+    if info.first_run_id not in ("", description.run_id):
+        return None
+    began_at = description.start_time.timestamp()
+    ended_at = None if description.close_time is None else description.close_time.timestamp()
+    return TaskTimes(created_at=began_at, began_at=began_at, ended_at=ended_at)
 
 
 def _read_document_nodes(document: dict[str, Any], batches: dict[str, int]) -> Iterator[NodeRow]:

@@ -25,6 +25,7 @@ from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
 from flowkit.graph.contracts import data_edges
 from flowkit.models import APPROVAL, NodeStatus, TaskStatus
+from flowkit.reading.notes import describe_age
 from flowkit.reading.results import debug_node_command
 from flowkit.reading.state import (
     TaskReader,
@@ -33,7 +34,6 @@ from flowkit.reading.state import (
     list_roles,
     queue_option,
 )
-from flowkit.text import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -171,7 +171,8 @@ def _print_pending(task_id: str, pending: PendingTask, *, as_json: bool) -> None
 
 def _print_task(view: TaskView) -> None:
     source = "" if view.source == "workflow" or view.status.closed else " (from its document)"
-    output.echo(f"{format_outcome(view)}{format_age(view)}{source}")
+    age = describe_age(view.seconds, view.total_seconds, is_open=not view.status.closed)
+    output.echo(f"{format_outcome(view)}{f' ({age})' if age else ''}{source}")
     for paused in view.paused:
         output.note(f"  {paused}; `flowkit resume {shlex.quote(view.task_id)}` continues it")
     if view.nodes:
@@ -364,14 +365,6 @@ def print_view(view: TaskView, *, as_json: bool) -> None:
         output.document(asdict(view))
     else:
         output.echo(format_outcome(view))
-
-
-def format_age(view: TaskView) -> str:
-    """Return how long a task took, or has been open, to follow its outcome."""
-    if view.seconds is None:
-        return ""
-    lasted = format_duration(round(view.seconds, 1))
-    return f" ({'took' if view.status.closed else 'for'} {lasted})"
 
 
 def format_outcome(view: TaskView) -> str:

@@ -24,6 +24,11 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 86400)} d ${Math.round((seconds % 86400) / 3600)} h`;
 }
 
+// How long all runs of a task took, if it has run again; empty otherwise. Its own duration is that of the latest run.
+export function totalOf({ seconds, total_seconds: total }) {
+  return total > seconds ? `${duration(total)} since it was created` : "";
+}
+
 export function percent(share) {
   const rounded = Math.round(100 * share);
   return rounded || !share ? `${rounded} %` : "<1 %";
