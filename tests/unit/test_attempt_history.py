@@ -67,7 +67,7 @@ def test_without_a_history_logs_and_the_document_describe_the_attempts() -> None
         2.0,
         "flaky",
     )
-    assert (second.outcome, second.worker, second.seconds) == (AttemptOutcome.FINISHED, "w-2", 0.0)
+    assert (second.outcome, second.worker, second.seconds(9.0)) == (AttemptOutcome.FINISHED, "w-2", 0.0)
 
 
 def test_worker_of_an_external_attempt_replaces_its_bridge() -> None:

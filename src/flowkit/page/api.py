@@ -303,7 +303,7 @@ class NodeDetails(PageResult):
     definition: dict[str, Any] = Field(description="The node as the graph has it.")
     result: dict[str, Any]
     batches: int
-    failed_batches: int
+    failed_batches: int = Field(description="Batches that the node has set aside so far.")
     debug: str | None = Field(
         description="The command that runs the node in the user's own process; null if the engine executes it."
     )
@@ -347,7 +347,11 @@ class Explained(PageResult):
     speed_ups: list[dict[str, Any]] = Field(
         description="The nodes to speed up first: `node_id`, `gain`, `work`."
     )
+    reason: str | None = Field(description="Why the task has failed, or was cancelled.")
     waits_for: str
+    set_aside: list[str] = Field(
+        description="Hints at nodes that have set batches aside, each with the command that lists them."
+    )
     missing: list[str]
 
 
@@ -489,8 +493,9 @@ class PageApi:
         with reading(task_id):
             require_node(document, node_id)
         stored, batches = await catalog.results(task_id), await catalog.batches(task_id)
+        set_aside = await catalog.set_aside(task_id)
         with reading(task_id):
-            (result,) = make_view(document, stored, batches, node_id).nodes
+            (result,) = make_view(document, stored, batches, set_aside, node_id).nodes
         (entry,) = [each for each in document["graph"]["nodes"] if each["node_id"] == node_id]
         return NodeDetails(
             node_id=node_id,

@@ -68,7 +68,11 @@ def _describe_node(node: NodeRow) -> str:
 
 
 def format_note(node: NodeRow) -> str:
-    """Return what the node waits for, and its last error."""
+    """Return what the node waits for, its last error, and the batches that it has set aside."""
+    return "; ".join(filter(None, [_describe_state(node), node.set_aside_text]))
+
+
+def _describe_state(node: NodeRow) -> str:
     if node.next_retry_at is not None:
         wait = format_duration(max(0, round(node.next_retry_at - time.time())))
         return f"{'ends' if node.role == DELAY else 'retry'} in {wait}" + (

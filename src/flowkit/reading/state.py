@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription
     from temporalio.converter import DataConverter
 
+    from flowkit.adapters.artifacts import SetAside
     from flowkit.adapters.shards import ShardProgress
     from flowkit.adapters.tasks.queries import ExternalRun, LatestNodeRun
     from flowkit.adapters.worker_registry import RegisteredWorker
@@ -64,9 +65,11 @@ _OVERDUE = 0.6
 """Part of the heartbeat timeout after which a worker counts as silent."""
 
 _ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
-_OF_ATTEMPTS = ("batches", "shards", "external_runs")
+_OF_ATTEMPTS = ("batches", "set_aside", "shards", "external_runs")
 """Queries whose results change while attempts run, without a change of the task document or of the workflow."""
-_KEPT = frozenset({*_OF_ATTEMPTS, "_query", "_read_stored", "times", "node_runs", "sources", "pins"})
+_KEPT = frozenset(
+    {*_OF_ATTEMPTS, "_query", "_read_stored", "times", "node_runs", "sources", "pins", "quarantining"}
+)
 """Reads of what belongs to one task. Others, such as those of the workers, are never kept."""
 _BEFORE_ATTEMPT = (NodeStatus.QUEUED, NodeStatus.DEFERRED)
 
@@ -101,6 +104,10 @@ class NodeRow:
     attempt: int = 0
     batches: int = 0
     """Batches stored so far."""
+    failed_batches: int = 0
+    """Batches that have failed, and that the node has set aside so far."""
+    causes: str = ""
+    """Why they have failed, in words: their reason codes, and the error of the latest one; empty if unknown."""
     next_retry_at: float | None = None
     """Seconds since the epoch, while the node waits for its retry."""
     note: str = ""
@@ -129,6 +136,13 @@ class NodeRow:
     """Whether its attempt sends no heartbeats."""
     shards: str = ""
     """Its shards that run and how far they are, in words; empty if none does."""
+
+    @property
+    def set_aside_text(self) -> str:
+        """How many batches are set aside, and why; empty if none are. A failure of the node says it itself."""
+        if not self.failed_batches or self.status == NodeStatus.FAILED:
+            return ""
+        return describe_set_aside(self.failed_batches) + (f" ({self.causes})" if self.causes else "")
 
     @property
     def awaits_decision(self) -> bool:
@@ -258,6 +272,8 @@ class TaskReader:
             if self._keep or not has_later_attempts(view, self._description):
                 break
         view = await self._with_pins(view)
+        if await self._from_store(self._servers.catalog.quarantining):
+            view = add_set_aside(view, await self._from_store(self._servers.catalog.set_aside))
         now = time.time()
         shards = await self._from_store(self._servers.catalog.shards) or {}
         view = add_runs(view, await self._from_store(self._servers.catalog.node_runs) or {}, now, shards)
@@ -433,6 +449,18 @@ def add_batches(view: TaskView, batches: Mapping[str, int]) -> TaskView:
     return replace(view, nodes=nodes)
 
 
+def add_set_aside(view: TaskView, found: Mapping[str, SetAside] | None) -> TaskView:
+    """Return `view` with the batches that nodes have set aside, by node id. None leaves it as it is."""
+    if found is None:
+        return view
+
+    def changed(node: NodeRow) -> NodeRow:
+        aside = found.get(node.node_id)
+        return replace(node, failed_batches=aside.count if aside else 0, causes=aside.causes if aside else "")
+
+    return replace(view, nodes=tuple(map(changed, view.nodes)))
+
+
 def mark_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
     """Return `view` with `waiting` set for the running nodes whose attempt no worker has started."""
 
@@ -457,7 +485,8 @@ def add_shards(
         ended = bool(pulled) and all(NodeStatus(each.status).ended for each in pulled)
         is_final = ended or progress.items > 0
         total = progress.items or sum(each.batches for each in pulled)
-        text = describe_progress(progress, node.batches, total, now, is_final=is_final)
+        done = node.batches + node.failed_batches
+        text = describe_progress(progress, done, total, now, is_final=is_final)
         return replace(node, shards=text, waiting=False, worker="")
 
     return replace(view, nodes=tuple(map(describe_shards, view.nodes)))
@@ -466,6 +495,7 @@ def add_shards(
 def describe_progress(progress: ShardProgress, done: int, total: int, now: float, *, is_final: bool) -> str:
     """Return how many shards run, the batches done and in all, the rate, and the time left.
 
+    `done` also counts batches that are set aside; those that the node had stored before its shards began make no rate.
     `total` is 0 if it is unknown, and grows unless it `is_final`.
     """
     workers = {*progress.running}
@@ -473,8 +503,8 @@ def describe_progress(progress: ShardProgress, done: int, total: int, now: float
     if total:
         parts.append(f"{done:,} of {total:,}{'' if is_final else ' so far'}")
     took = now - progress.started_at
-    if done and took >= 1:
-        rate = done / took
+    if done > progress.before and took >= 1:
+        rate = (done - progress.before) / took
         parts.append(f"{rate:,.3g}/s")
         if is_final and total > done:
             parts.append(f"{format_duration(round((total - done) / rate))} left")
@@ -789,7 +819,8 @@ def _read_node(
         attempt=node.get("attempt_epoch") or 0,
         batches=batches.get(node["node_id"], 0),
         next_retry_at=retry_at if status == NodeStatus.DEFERRED and not node.get("waits_for") else None,
-        note=one_line(error or node.get("skip_reason") or _describe_failed_batches(node)),
+        failed_batches=node.get("failed_batches") or 0,
+        note=one_line(error or node.get("skip_reason") or ""),
         waits_for=_stored_wait(node) if status in _BEFORE_ATTEMPT else "",
         silent=silent,
     )
@@ -798,10 +829,6 @@ def _read_node(
 def _stored_wait(node: dict[str, Any]) -> str:
     """Return what a node waits for before its first attempt. Only documents flag paused nodes."""
     return node.get("waits_for") or (RESUME if node.get("paused") else "")
-
-
-def _describe_failed_batches(node: dict[str, Any]) -> str:
-    return describe_set_aside(count) if (count := node.get("failed_batches")) else ""
 
 
 def _make_bare_view(task_id: str) -> TaskView:

@@ -40,6 +40,7 @@ from flowkit.reading.explain import (
     explain_timeline,
 )
 from flowkit.reading.notes import describe_waits
+from flowkit.reading.results import set_aside_hints
 from flowkit.reading.state import TaskReader, key_of
 from flowkit.text import count_of, names
 from flowkit.workflows.display.summaries import TimerKind, read_timer, timer_name
@@ -117,6 +118,10 @@ class TaskExplanation:
     """How long the task took from its creation: longer than its latest run if it has run more than once."""
     waits_for: str
     """What the task does and waits for, in a paragraph; empty once it has ended."""
+    reason: str | None = None
+    """Why the task has failed, or was cancelled."""
+    set_aside: tuple[str, ...] = ()
+    """Hints at nodes that have set batches aside, each with the command that lists them."""
     missing: tuple[str, ...]
     """What is not known, in sentences."""
 
@@ -147,6 +152,8 @@ async def explain_task(servers: Servers, task_id: str) -> TaskExplanation:
         report=report,
         total_seconds=report.seconds if view.total_seconds is None else view.total_seconds,
         waits_for=waits_for,
+        reason=view.reason,
+        set_aside=tuple(set_aside_hints(view)),
         missing=tuple(missing),
     )
 
@@ -183,7 +190,9 @@ def to_json(explained: TaskExplanation) -> dict[str, Any]:
             }
             for each in report.speed_ups
         ],
+        "reason": explained.reason,
         "waits_for": explained.waits_for,
+        "set_aside": [*explained.set_aside],
         "missing": [*explained.missing],
     }
 

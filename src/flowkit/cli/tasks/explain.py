@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from flowkit.cli import output
 from flowkit.cli.options import AnyQueue, AsJson, TaskId, Where, with_options
 from flowkit.reading.notes import describe_age, format_seconds
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -83,6 +84,9 @@ def draw(explained: TaskExplanation, *, wide: bool) -> Iterator[RenderableType]:
     report = explained.report
     age = describe_age(report.seconds, explained.total_seconds, is_open=explained.is_open)
     yield Text(f"task {explained.task_id}: {explained.status}, {age}")
+    if explained.reason:
+        yield Text(one_line(explained.reason))
+    yield from map(Text, explained.set_aside)
     if explained.waits_for:
         yield Text(f"\n{explained.waits_for}")
     yield ""

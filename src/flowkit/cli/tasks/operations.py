@@ -26,7 +26,7 @@ from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
 from flowkit.graph.contracts import data_edges
 from flowkit.models import APPROVAL, NodeStatus, TaskStatus
 from flowkit.reading.notes import describe_age
-from flowkit.reading.results import debug_node_command
+from flowkit.reading.results import debug_node_command, set_aside_hints
 from flowkit.reading.state import (
     TaskReader,
     describe_unknown_roles,
@@ -34,6 +34,7 @@ from flowkit.reading.state import (
     list_roles,
     queue_option,
 )
+from flowkit.text import describe_set_aside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -178,7 +179,7 @@ def _print_task(view: TaskView) -> None:
     if view.nodes:
         console = output.console()
         console.print(task_table(view, wide=console.is_terminal))
-    for hint in (*decision_hints(view), *debug_hints(view)):
+    for hint in (*decision_hints(view), *set_aside_hints(view), *debug_hints(view)):
         output.note(f"  {hint}")
 
 
@@ -368,7 +369,9 @@ def print_view(view: TaskView, *, as_json: bool) -> None:
 
 
 def format_outcome(view: TaskView) -> str:
-    """Return one line with the task, its status and the reason."""
+    """Return one line with the task, its status and the reason, and how many batches its nodes have set aside."""
     reason = f": {' '.join(view.reason.split())}" if view.reason else ""
     tolerated = f"; tolerated failures: {', '.join(view.handled_failures)}" if view.handled_failures else ""
-    return f"task {view.task_id} {view.status}{reason}{tolerated}"
+    count = sum(node.failed_batches for node in view.nodes)
+    aside = f"; {describe_set_aside(count)}" if count else ""
+    return f"task {view.task_id} {view.status}{reason}{tolerated}{aside}"

@@ -87,6 +87,8 @@ export class Explanation {
         h("span", {}, `${all && "latest run "}${found.open ? "for" : "took"} ${duration(found.seconds)}`),
         all && h("span", { class: "note" }, all),
         found.open && [h("span", { class: "note" }, `as of ${clock(this.readAt)}`), this.again("Refresh")]),
+      found.reason && h("p", { class: "reason" }, found.reason),
+      found.set_aside.map((each) => h("p", { class: "sentence" }, each)),
       found.waits_for && [h("h3", {}, "What it waits for"), h("p", { class: "sentence" }, this.linked(found.waits_for))],
       h("h3", {}, "Where the time went"), ...partsOf(found),
       found.path.some((leg) => leg.node_id !== null) && [h("h3", {}, "Critical path"), this.legs(found)],

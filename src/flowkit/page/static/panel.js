@@ -67,7 +67,7 @@ export class NodePanel {
       this.loaded = loaded;
       this.load();
     }
-    const shown = `${row.status} ${row.batches || 0}`;
+    const shown = `${row.status} ${row.batches || 0} ${row.failed_batches || 0}`;
     if (this.shown === shown) return;
     this.shown = shown;
     this.refreshBatches();

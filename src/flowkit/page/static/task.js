@@ -369,12 +369,14 @@ export class TaskPage {
     const all = totalOf({ seconds, total_seconds: total });
     const latest = all ? "latest run " : "";
     const waiting = rows.filter((row) => row?.awaits_decision);
+    const aside = rows.reduce((sum, row) => sum + (row?.failed_batches || 0), 0);
     update(this.headline,
       h("p", { class: "summary" },
         h("span", { class: `status ${task.status}` }, `${symbolOf(task.status)} ${STATUSES[task.status]?.word || task.status}`),
         seconds !== null && h("span", {}, `${latest}${task.closed ? "took" : "for"} ${duration(seconds)}`),
         all && h("span", { class: "note" }, all),
         [...counts].map(([status, count]) => h("span", { class: `count ${status}` }, `${symbolOf(status)} ${count.toLocaleString()} ${STATUSES[status]?.word || status}`)),
+        aside > 0 && h("span", { class: "count aside" }, `⊟ ${aside.toLocaleString()} ${aside === 1 ? "batch" : "batches"} set aside`),
         task.source === "document" && !task.closed && h("span", { class: "note" }, "from the document: no engine responds")),
       task.reason && h("p", { class: "reason" }, task.reason),
       task.paused?.length ? h("p", { class: "paused" }, `‖ paused: ${task.paused.join("; ")}`) : null,

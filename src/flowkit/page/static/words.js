@@ -52,9 +52,10 @@ export function instant(text, zone) {
   }
 }
 
-// One sentence about what a node does or waits for; empty if its status says it all.
-export function sentenceOf(row, now) {
-  if (!row) return "";
+// What a node does or waits for, and the batches that it has set aside; empty if its status says it all.
+export const sentenceOf = (row, now) => (row ? [stateOf(row, now), row.set_aside_text].filter(Boolean).join("; ") : "");
+
+function stateOf(row, now) {
   const worker = row.worker ? `${row.external ? "external worker" : "worker"} ${row.worker}` : "";
   if (row.lost) return `${worker} is lost: silent since ${clock(row.heard_at)}; the next free worker replaces it`;
   if (row.heard_at) return `${worker} is silent since ${clock(row.heard_at)}; replaced at ${clock(row.replaced_at)} unless it responds`;
