@@ -47,10 +47,12 @@ from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack
 from flowkit.attempt.pollers import bridged_problems
 from flowkit.attempt.workflows import (
     ABSENT,
+    QUERY_SEC,
     Found,
     WorkflowState,
     is_absent,
     look_up,
+    query,
     read_input_digest,
     read_marker,
 )
@@ -138,6 +140,7 @@ _ENDING_SEC = 60.0
 """How long a rerun waits for a task that is ending, whose attempts have `cancel_grace_sec` to stop."""
 _UPDATE_PAUSES_SEC = (0.2, 0.4, 0.8, 1.6)
 """Seconds between the tries of an update. A run that continues as new may end while an update reaches it."""
+_PREVIEW_TRIES = 2
 _UNANSWERED = (
     RPCStatusCode.FAILED_PRECONDITION,
     RPCStatusCode.UNAVAILABLE,
@@ -789,15 +792,19 @@ class TaskClient:
         """Return what an action would affect, in the form of `act`. It changes nothing.
 
         Raise ActionRejected and UnknownTask as `act` does. Temporal returns only the text of a rejected
-        query, so `cause` does not say why the task rejects the action.
+        query, so `cause` does not say why the task rejects the action. Raise ActionUnanswered if no engine answers
+        within 10 seconds: only the workflow knows what an action would affect.
         """
         parse_action(name, {**given})
         _check_keys(name, given)
-        handle = await self._find_open(task_id, name)
+        await self._find_open(task_id, name)
         try:
-            result: dict[str, Any] = await handle.query(
-                PREVIEW_QUERY, args=[name, {**given}], result_type=dict
+            result: dict[str, Any] = await query(
+                self._client, task_id, PREVIEW_QUERY, name, {**given}, tries=_PREVIEW_TRIES
             )
+        except TimeoutError:
+            waited = _PREVIEW_TRIES * QUERY_SEC
+            raise ActionUnanswered(task_id, name, waited, preview=True) from None
         except WorkflowQueryFailedError as error:
             raise ActionRejected(one_line(error)) from None
         return result

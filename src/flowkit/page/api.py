@@ -23,6 +23,7 @@ from flowkit.config import DEFAULT_QUEUE
 from flowkit.core.version import __version__
 from flowkit.errors import (
     ActionRejected,
+    ActionUnanswered,
     ConfigError,
     FlowKitError,
     GraphError,
@@ -761,6 +762,8 @@ async def _answered(call: Awaitable[Any]) -> Any:
     except (ConfigError, GraphError) as error:
         remedy = "; ".join(getattr(error, "__notes__", []))
         raise HttpError(422, error.code, "; ".join(filter(None, [one_line(error), remedy]))) from None
+    except ActionUnanswered as error:
+        raise HttpError(HTTPStatus.GATEWAY_TIMEOUT, error.code, one_line(error)) from None
     except FlowKitError as error:
         raise HttpError(503 if error.retryable else 500, error.code, one_line(error)) from error
     except RPCError as error:
@@ -818,7 +821,11 @@ def _operations() -> list[Operation]:
             needs=Right.TASKS_OPERATE,
             parameters={"path": ActionPath, "query": TaskQuery},
             bodies={"": ActionCall},
-            errors={**unknown, 409: "The state of the task does not allow the action: `action_rejected`."},
+            errors={
+                **unknown,
+                409: "The state of the task does not allow the action: `action_rejected`.",
+                504: "No engine answers: `action_unanswered`.",
+            },
         ),
     ]
 

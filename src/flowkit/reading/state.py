@@ -25,7 +25,7 @@ from flowkit.adapters.worker_registry import (
     find_mixed_versions,
 )
 from flowkit.attempt.pollers import never_polled_roles, pollers_by_role, recent_pollers
-from flowkit.attempt.workflows import look_up
+from flowkit.attempt.workflows import QUERY_SEC, look_up, query
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_QUERY_TIMEOUT = timedelta(seconds=5)
 LOOK_UP_TIMEOUT = timedelta(seconds=5)
 """How long Temporal may take to describe a workflow; its client waits for 30 seconds by default."""
 
@@ -302,14 +301,13 @@ class TaskReader:
             return None
         try:
             view = await self._kept_or_read(self._query)
-        except TemporalError:
+        except (TemporalError, TimeoutError):
             self._unresponsive = True
             return None
         return view and add_batches(view, await self._batches())
 
     async def _query(self, task_id: str) -> TaskView | None:
-        handle = self._servers.tasks.handle(task_id)
-        state = await handle.query(temporal_names.STATUS_QUERY, rpc_timeout=_QUERY_TIMEOUT)
+        state = await query(self._servers.temporal, task_id, temporal_names.STATUS_QUERY)
         return None if state.get("nodes_omitted") else read_query(task_id, state, {})
 
     async def _read(self) -> TaskView | None:
@@ -355,7 +353,7 @@ class TaskReader:
         if view.status.closed or self.queue is None:
             return hints
         if self._unresponsive:
-            return [*hints, f"the engine of queue {self.queue} does not respond; check that it still runs"]
+            return [*hints, describe_silent_engine(self.queue)]
         return hints + await find_missing_processes(
             self._servers.temporal,
             self.queue,
@@ -687,6 +685,14 @@ async def find_missing_processes(
         for role in roles
         if role in polled and not polled[role]
     ]
+
+
+def describe_silent_engine(queue: str) -> str:
+    """Return the hint at an engine that polls its queue, or did a minute ago, and has not answered a query."""
+    return (
+        f"no engine of queue {queue} has responded within {QUERY_SEC:g} s; check that one runs: after the end of one, "
+        "and while one waits for MongoDB, others take a moment"
+    )
 
 
 def queue_option(queue: str) -> str:
