@@ -48,6 +48,7 @@ from flowkit.reading.state import (
     find_untaken,
     find_workers,
     has_later_attempts,
+    list_running_roles,
     mark_waiting,
     read_waits,
 )
@@ -57,7 +58,7 @@ ERROR = "rates_unavailable: RatesUnavailable: the service answered 503 Service U
 
 def node(node_id: str = "enrich", status: str = "running", **fields: Any) -> NodeRow:
     """Return a node of the role `enrich`."""
-    return NodeRow(node_id=node_id, role="enrich", status=status, **{"attempt": 1, **fields})
+    return NodeRow(node_id=node_id, status=status, **{"role": "enrich", "attempt": 1, **fields})
 
 
 def task(*nodes: NodeRow) -> TaskView:
@@ -296,7 +297,7 @@ class FakeServers:
     def __init__(self, omitted: int) -> None:
         self.omitted = omitted
 
-    def handle(self, task_id: str) -> FakeServers:
+    def get_workflow_handle(self, task_id: str) -> FakeServers:
         """Return the task's workflow."""
         return self
 
@@ -318,7 +319,7 @@ async def test_truncated_workflow_status_is_not_used_for_the_view(
         return {"engine"}
 
     monkeypatch.setattr(task_view, "recent_pollers", pollers)
-    servers: Any = SimpleNamespace(temporal=None, tasks=FakeServers(omitted), catalog=FakeServers(omitted))
+    servers: Any = SimpleNamespace(temporal=FakeServers(omitted), catalog=FakeServers(omitted))
     description: Any = SimpleNamespace(task_queue="flowkit")
     seen = await task_view.TaskReader(servers, "t", description)._queried()
     assert (seen is None) == bool(omitted)
@@ -426,3 +427,32 @@ def test_shards_of_an_earlier_generation_have_no_part_in_the_duration_of_a_node(
     shards = {"a": ShardProgress(generation=0, started_at=5.0)}
     (seen,) = add_runs(task(node("a", attempt=4)), {"a": begun}, 110, shards).nodes
     assert seen.seconds == 10
+
+
+def test_a_node_of_which_something_runs_or_has_run_does_not_wait_for_its_first_worker() -> None:
+    """Without MongoDB, nothing is known of shards but the attempts that Temporal has scheduled."""
+    activities = [
+        PendingActivityInfo(activity_id="wide.7", state=PendingActivityState.PENDING_ACTIVITY_STATE_STARTED),
+        PendingActivityInfo(
+            activity_id="wide.8", state=PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+        ),
+        PendingActivityInfo(
+            activity_id="again.1", attempt=2, state=PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+        ),
+        PendingActivityInfo(
+            activity_id="new.1", attempt=1, state=PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+        ),
+    ]
+    description: Any = SimpleNamespace(raw_description=SimpleNamespace(pending_activities=activities))
+    assert find_untaken(description) == {"new.1"}
+
+
+def test_roles_of_nodes_on_which_workers_run_are_not_missing() -> None:
+    views = task(
+        node("a", role="busy", worker="w-1"),
+        node("b", role="busy", waiting=True),
+        node("c", role="wide", shards="2 shards"),
+        node("d", role="lost", worker="w-2", lost=True),
+        node("e", role="none", waiting=True),
+    )
+    assert list_running_roles(views) == ["lost", "none"]

@@ -663,28 +663,35 @@ async def find_missing_processes(
 ) -> list[str]:
     """Return hints at what is missing: an engine of the queue and the database, and workers.
 
-    Workers are missing if no worker polls one of `roles`, or if none has ever polled one that nodes need `later`.
-    Without an engine, only roles that no worker has ever polled are named. Without `tasks`, the store of this process,
-    neither the database nor earlier workers are known.
+    Workers are missing if none has ever polled a role that nodes need now or `later`, or if none polls one of `roles`
+    and none is online for it: a worker whose slots are all taken does not poll. Without an engine, only roles that no
+    worker has ever polled are named. Without `tasks`, the store of this process, and without MongoDB, nothing is known
+    of databases and workers, and nothing is said of them.
     """
     option = queue_option(queue)
     engines = await recent_pollers(client, queue, workflows=True)
     hints = [] if engines else [f"no engine polls queue {queue}; start one with `flowkit engine{option}`"]
-    unknown: Mapping[str, Sequence[str]] = {}
     with suppress(StoreUnavailable):
         if tasks is not None:
             others = other_databases(engines, await tasks.deployment())
             hints += _describe_other_databases(queue, others, tasks.database.name)
             unknown = await never_polled_roles(client, tasks.database, queue, {*roles, *later})
-    hints += describe_unknown_roles(unknown, option)
-    if not engines:
-        return hints
-    polled = await pollers_by_role(client, queue, set(roles) - unknown.keys())
-    return hints + [
-        f"no worker polls role {role}; start one with `flowkit worker module:Handler{option}`"
-        for role in roles
-        if role in polled and not polled[role]
-    ]
+            hints += describe_unknown_roles(unknown, option)
+            known = [role for role in roles if role not in unknown] if engines else []
+            hints += [
+                f"no worker polls role {role}; start one with `flowkit worker module:Handler{option}`"
+                for role in await _find_unserved(client, tasks.database, queue, known)
+            ]
+    return hints
+
+
+async def _find_unserved(client: Client, db: Any, queue: str, roles: Sequence[str]) -> list[str]:
+    """Return those of the roles that no process polls, and for which no worker is online."""
+    polled = await pollers_by_role(client, queue, roles)
+    idle = [role for role in roles if not polled[role]]
+    online = await WorkerRegistry(db).find_online(queue, idle) if idle else []
+    served = {role for worker in online for role in worker.handlers}
+    return [role for role in idle if role not in served]
 
 
 def describe_silent_engine(queue: str) -> str:
@@ -729,9 +736,10 @@ def describe_unknown_roles(unknown: Mapping[str, Sequence[str]], option: str = "
 
 
 def list_running_roles(view: TaskView) -> list[str]:
-    """Return the roles of the running nodes, without those that need no worker."""
+    """Return the roles of the running nodes, without those that need no worker, or that a worker serves right now."""
     running = (node.role for node in view.nodes if node.status == NodeStatus.RUNNING)
-    return [role for role in dict.fromkeys(running) if role not in ENGINE_TYPES]
+    served = {node.role for node in view.nodes if (node.worker and not node.lost) or node.shards}
+    return [role for role in dict.fromkeys(running) if role not in ENGINE_TYPES and role not in served]
 
 
 def list_roles(graph: Mapping[str, Any]) -> list[str]:
@@ -852,8 +860,17 @@ def _list_pending_attempts(description: WorkflowExecutionDescription | None) -> 
 
 
 def find_untaken(description: WorkflowExecutionDescription | None) -> frozenset[str]:
-    """Return the ids of the activities that no worker has started."""
-    return frozenset(each.activity_id for each in _list_pending(description) if each.state == _SCHEDULED)
+    """Return the ids of the activities that no worker has ever started.
+
+    Of a node with shards, one always waits for a worker. It does not count while another one of the node runs.
+    """
+    pending = [(key_of(each.activity_id), each) for each in _list_pending(description)]
+    run = {key[0] for key, each in pending if key is not None and each.state != _SCHEDULED}
+    return frozenset(
+        each.activity_id
+        for key, each in pending
+        if each.state == _SCHEDULED and each.attempt <= 1 and (key is None or key[0] not in run)
+    )
 
 
 async def read_waits(

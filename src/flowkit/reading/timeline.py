@@ -150,7 +150,7 @@ async def explain_task(servers: Servers, task_id: str) -> TaskExplanation:
         status=view.status,
         is_open=is_open,
         report=report,
-        total_seconds=report.seconds if view.total_seconds is None else view.total_seconds,
+        total_seconds=report.seconds + (view.total_seconds or 0.0) - (view.seconds or 0.0),
         waits_for=waits_for,
         reason=view.reason,
         set_aside=tuple(set_aside_hints(view)),
@@ -171,7 +171,7 @@ def to_json(explained: TaskExplanation) -> dict[str, Any]:
         "open": explained.is_open,
         "began_at": datetime.fromtimestamp(report.began_at, UTC).isoformat(),
         "seconds": round(report.seconds, _DECIMALS),
-        "total_seconds": explained.total_seconds,
+        "total_seconds": round(explained.total_seconds, _DECIMALS),
         "parts": {part.value: round(seconds, _DECIMALS) for part, seconds in report.parts.items()},
         "path": [
             {

@@ -35,7 +35,7 @@ from flowkit.errors import ConfigError, GraphError, TaskCancelled, TaskFailed, U
 from flowkit.graph.scheduled import format_nominal
 from flowkit.models import temporal_names
 from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner
-from flowkit.schedules.history import REFUSED, Histories, NominalTime, find_past, task_id_of
+from flowkit.schedules.history import FIRST_TIME, REFUSED, Histories, NominalTime, find_past, task_id_of
 from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition, ScheduleStep, plan_changes
 from flowkit.schedules.times import ScheduleOptions, ScheduleTimes, never_fires, spec_error, times_of
 from flowkit.schedules.views import ScheduledRun, ScheduleView
@@ -173,7 +173,19 @@ class Schedules:
                     last_task=task_id_of(recent[-1]) if recent else None,
                 )
                 views.append(view)
-        return sorted(views, key=lambda view: view.name)
+        return sorted(await self._with_backfilled(views), key=lambda view: view.name)
+
+    async def _with_backfilled(self, views: Sequence[ScheduleView]) -> list[ScheduleView]:
+        """Return schedules with their latest tasks, also if only backfills have started some: Temporal lists those of
+        schedules.
+        """
+        spans = {view.name: (FIRST_TIME, datetime.now(UTC)) for view in views if view.last_task is None}
+        tasks = await self._tasks.timed_tasks(spans, 1) if spans else {}
+        latest = {name: max(found, key=lambda task: task.at) for name, found in tasks.items() if found}
+        return [
+            replace(view, last_task=latest[view.name].task_id) if view.name in latest else view
+            for view in views
+        ]
 
     async def show(self, name: str) -> ScheduleView:
         """Return a schedule with its latest tasks, and what has become of them."""
@@ -498,7 +510,7 @@ class Schedules:
     async def _view(self, description: ScheduleDescription) -> ScheduleView:
         definition, info = await self._definition(description), description.info
         recent = info.recent_actions
-        return ScheduleView(
+        view = ScheduleView(
             name=description.id,
             times=definition.times,
             paused=description.schedule.state.paused,
@@ -511,6 +523,7 @@ class Schedules:
             skipped=info.num_actions_skipped_overlap,
             problem=_lost(description.id) if definition.is_lost else None,
         )
+        return (await self._with_backfilled([view]))[0]
 
     async def _run(self, action: ScheduleActionResult) -> ScheduledRun:
         run = ScheduledRun(task_id=task_id_of(action), scheduled_at=action.scheduled_at, status="running")

@@ -47,7 +47,7 @@ _GRACE = timedelta(seconds=10)
 """How long a task may take to start, and to be visible, before its time counts as one without a task."""
 _AHEAD = timedelta(minutes=1)
 """How far the nominal time of a triggered task may be ahead."""
-_FIRST = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 """Histories begin then: the times of 29 February, for example, are further apart than a calendar can count."""
 _STEP = timedelta(days=1)
 _WIDER = 4
@@ -231,7 +231,7 @@ class Histories:
         changed = info.last_updated_at or info.created_at
         step = _step(info.next_action_times)
         try:
-            times = await self._find_past(found, _FIRST, now, step, count)
+            times = await self._find_past(found, FIRST_TIME, now, step, count)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
@@ -242,7 +242,7 @@ class Histories:
                 each.scheduled_at.replace(microsecond=0): task_id_of(each) for each in info.recent_actions
             },
             buffered=found.raw_description.info.buffer_size,
-            since=min([now - min(step * count, now - _FIRST), *times[:1]]),
+            since=min([now - min(step * count, now - FIRST_TIME), *times[:1]]),
         )
         self._known[view.name, count] = _Known(view, described, time.monotonic() + _REUSE_SEC)
         return described
