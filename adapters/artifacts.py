@@ -212,7 +212,7 @@ class _FencedRows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SetAside:
+class FailedBatches:
     """The batches that a node has set aside in its present generation, without those that are skipped."""
 
     codes: Mapping[str, int]
@@ -231,13 +231,13 @@ class SetAside:
         return describe_causes(self.codes, self.latest)
 
 
-async def read_set_aside(artifacts: Any, wanted: Mapping[str, Any]) -> dict[str, SetAside]:
+async def read_set_aside(artifacts: Any, wanted: Mapping[str, Any]) -> dict[str, FailedBatches]:
     """Return what nodes have set aside of the batches that `wanted` finds, by node id. Nodes without any are absent."""
     chosen = {**wanted, **SET_ASIDE, **_NOT_SKIPPED}
     by_node: dict[str, list[dict[str, Any]]] = {}
     for row in await aggregated(artifacts, [{"$match": chosen}, {"$group": _BY_CAUSE}]):
         by_node.setdefault(row["_id"]["node_id"], []).append(row)
-    found: dict[str, SetAside] = {}
+    found: dict[str, FailedBatches] = {}
     for node_id, rows in by_node.items():
         last = max(rows, key=lambda row: row["at"])
         code = str(last["_id"].get("code"))
@@ -245,7 +245,7 @@ async def read_set_aside(artifacts: Any, wanted: Mapping[str, Any]) -> dict[str,
         batch = await artifacts.find_one(own, {"quarantined.error": 1}) or {}
         message = (batch.get("quarantined") or {}).get("error")
         codes = {str(row["_id"].get("code")): row["count"] for row in rows}
-        found[node_id] = SetAside(codes=codes, latest=f"{code}: {message}" if message else code)
+        found[node_id] = FailedBatches(codes=codes, latest=f"{code}: {message}" if message else code)
     return found
 
 

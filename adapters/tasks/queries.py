@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DESCENDING
 
 from flowkit import reason_codes
-from flowkit.adapters.artifacts import SetAside, read_set_aside
+from flowkit.adapters.artifacts import FailedBatches, read_set_aside
 from flowkit.adapters.batch_uids import uid_filters, uid_text
 from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
@@ -377,7 +377,7 @@ class TaskQueries:
         return [node["node_id"] for node in nodes_of(stored) if node.get("on_batch_failure") is not None]
 
     @translate_errors
-    async def set_aside(self, task_id: str) -> dict[str, SetAside]:
+    async def set_aside(self, task_id: str) -> dict[str, FailedBatches]:
         """Return the batches that the nodes of a task have set aside, by node id. Nodes without any are absent."""
         require(task_id_problem(task_id))
         earlier = await self._earlier_generations_filter(task_id)

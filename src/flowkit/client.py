@@ -225,8 +225,8 @@ def make_summary(document: dict[str, Any]) -> TaskSummary | None:
             name=pipeline_name(_text(graph.get("name")), params),
             started_at=_text(document.get("started_at")),
             finished_at=_format_time(document.get("finished_at")),
-            seconds=times and times.run_seconds(now),
-            total_seconds=times and times.total_seconds(now),
+            seconds=times.run_seconds(now) if times else None,
+            total_seconds=times.total_seconds(now) if times else None,
             reason=_text(document.get("reason")),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:

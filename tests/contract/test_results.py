@@ -8,7 +8,7 @@ from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, begun, new_t
 from tests.unit.bridge_records import record
 
 from flowkit.adapters import worker_events
-from flowkit.adapters.artifacts import SetAside
+from flowkit.adapters.artifacts import FailedBatches
 from flowkit.adapters.dispatches import Outcome, OutcomeKind, outcome_fields, to_document
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.tasks.queries import LatestNodeRun, LoggedAttempt, RunningAttempt, TaskQueries
@@ -55,7 +55,7 @@ async def test_batches_that_are_set_aside_are_counted_by_cause(
     await artifacts.store_failed_batch(attempt(), "fails", "x", AT + 9)
     await artifacts.store_batch(attempt(), "good", {}, WORKER, AT + 9)
     found = await queries.set_aside(TASK)
-    assert found == {"a": SetAside(codes={"slow": 1, "bad": 2}, latest="bad: error 2")}
+    assert found == {"a": FailedBatches(codes={"slow": 1, "bad": 2}, latest="bad: error 2")}
     assert await artifacts.why_quarantined(attempt()) == "bad 2, slow 1; latest: bad: error 2"
     await artifacts.skip_quarantined(attempt(), ["b1", "b2"])
     assert (await queries.set_aside(TASK))["a"].causes == "slow 1; latest: slow: error 0"

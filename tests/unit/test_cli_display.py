@@ -17,7 +17,7 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.converter import DataConverter
 
-from flowkit.adapters.artifacts import SetAside
+from flowkit.adapters.artifacts import FailedBatches
 from flowkit.adapters.shards import ShardProgress
 from flowkit.adapters.tasks.queries import ExternalRun, LatestNodeRun
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
@@ -396,7 +396,7 @@ def test_results_of_a_failing_task_can_still_change(
 def test_batches_that_are_set_aside_are_seen_while_the_node_runs_and_after_its_end(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    aside = SetAside(codes={"slow": 2, "bad": 20}, latest="bad: no such city")
+    aside = FailedBatches(codes={"slow": 2, "bad": 20}, latest="bad: no such city")
     found = {"a": aside, "b": aside}
     running = node("a", shards="2 shards on 2 workers, 22 of 903")
     views = task(running, node("b", "failed", note="x: y"), node("c"))

@@ -15,7 +15,7 @@ from flowkit.text import count_of, describe_set_aside, did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from flowkit.adapters.artifacts import SetAside
+    from flowkit.adapters.artifacts import FailedBatches
     from flowkit.adapters.tasks.queries import StoredBatch, StoredResult
     from flowkit.client import TaskCatalog
     from flowkit.reading.state import TaskView
@@ -109,7 +109,7 @@ def make_view(
     document: dict[str, Any],
     results: dict[str, StoredResult],
     batches: dict[str, int],
-    set_aside: Mapping[str, SetAside],
+    set_aside: Mapping[str, FailedBatches],
     node_id: str | None = None,
 ) -> ResultView:
     """Return the result of a task, or of only one of its nodes, from its document and what its nodes have stored."""

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription
     from temporalio.converter import DataConverter
 
-    from flowkit.adapters.artifacts import SetAside
+    from flowkit.adapters.artifacts import FailedBatches
     from flowkit.adapters.shards import ShardProgress
     from flowkit.adapters.tasks.queries import ExternalRun, LatestNodeRun
     from flowkit.adapters.worker_registry import RegisteredWorker
@@ -447,7 +447,7 @@ def add_batches(view: TaskView, batches: Mapping[str, int]) -> TaskView:
     return replace(view, nodes=nodes)
 
 
-def add_set_aside(view: TaskView, found: Mapping[str, SetAside] | None) -> TaskView:
+def add_set_aside(view: TaskView, found: Mapping[str, FailedBatches] | None) -> TaskView:
     """Return `view` with the batches that nodes have set aside, by node id. None leaves it as it is."""
     if found is None:
         return view
