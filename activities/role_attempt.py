@@ -637,7 +637,8 @@ class RoleExecutor:
         else:
             return
         if failed > most:
-            text = f"the node has set {failed:,} batches aside, and on_batch_failure.max is {limit}"
+            causes = await self._storage.why_set_aside()
+            text = f"the node has set {failed:,} batches aside, and on_batch_failure.max is {limit}: {causes}"
             raise AttemptFailed(failure(reason_codes.TOO_MANY_FAILED_BATCHES, text, permanent=True))
 
     async def _call_handler(self, batch: Batch) -> Any:

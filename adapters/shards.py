@@ -58,6 +58,10 @@ class ShardProgress:
     generation: int
     started_at: float
     """When the first of them has begun since the latest reset of the node, as Unix time in seconds."""
+    first_epoch: int = 0
+    """The epoch of that one."""
+    before: int = 0
+    """The number of batches that the node had stored before, and that still count."""
     items: int = 0
     """The number of batches in all, of a node with `map`."""
     workers: dict[int, str] = field(default_factory=dict)
@@ -122,11 +126,6 @@ class ShardStore:
             )
 
     @translate_errors
-    async def note_batches(self, attempt: AttemptInput, batches: int) -> None:
-        """Show how many batches an attempt has stored."""
-        await self._rows.update_one({"_id": _row_id(attempt)}, {"$max": {"batches": batches}})
-
-    @translate_errors
     async def states(self, attempt: AttemptInput, at: float) -> ShardStates:
         """Return the attempts of the shards of a node. An earlier attempt of the same shard is not live."""
         wanted = {"task_id": attempt.task_id, "node_id": attempt.node_id, "generation": attempt.generation}
@@ -184,7 +183,9 @@ class ShardStore:
             seen = shards.get(row["node_id"])
             if seen is None or seen.generation < row["generation"]:
                 seen = ShardProgress(
-                    generation=row["generation"], started_at=utc(row["started_at"]).timestamp()
+                    generation=row["generation"],
+                    started_at=utc(row["started_at"]).timestamp(),
+                    first_epoch=row["attempt_epoch"],
                 )
                 shards[row["node_id"]] = seen
             seen.workers[row["shard"]] = row["worker_id"] if row["status"] == RUNNING else ""

@@ -405,11 +405,17 @@ class Attempts:
         await self._leases.write(_Write(entry=entry, fence=lambda: fence, update=update, alone=alone))
 
     @translate_errors
-    async def show_lease(self, attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> None:
-        """Show the worker that runs an attempt, and its lease, instead of what the attempt waits for."""
+    async def show_lease(
+        self, attempt: AttemptInput, run_id: str, lease: Fields, at: float, accepted_at: float
+    ) -> None:
+        """Show the worker that runs an attempt, and its lease, instead of what the attempt waits for.
+
+        The attempt began when its first worker accepted it, and not when a bridge received it.
+        """
         entry = self._entry_of(attempt)
         received = dict.fromkeys((entry.path_of("last_event_recv_ms"), "last_event_recv_ms"), int(at * 1000))
-        shown = {entry.path_of("lease"): lease, **received}
+        started = {entry.path_of("started_at"): moment(accepted_at)}
+        shown = {entry.path_of("lease"): lease, **started, **received}
         unset = {entry.path_of(name): "" for name in waits.FIELDS}
         await self._update(entry.running_filter(run_id), {"$set": shown, "$unset": unset})
 

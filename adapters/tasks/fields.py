@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import bson
 
+from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import iso, moment
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.validation import parents_by_node
@@ -52,6 +55,13 @@ RECORDED_AT = "coordinator.recorded_at"
 
 SCHEDULED_AT = "scheduled_at"
 """Field with the nominal time of a task that a schedule has started, as RFC 3339 text in UTC; absent for others."""
+
+RUN_STARTED_AT = "run_started_at"
+"""Field with the time when the latest run of a task began, as ISO 8601 text in UTC. Absent before the first rerun: the
+first run began when the task was created, at `started_at`."""
+
+TIMES: Fields = {"_id": 0, "started_at": 1, RUN_STARTED_AT: 1, "finished_at": 1}
+"""Projection with the fields that `read_times` reads."""
 
 SATISFIED = "coordinator.satisfied"
 """Field with the prerequisites of a task that are satisfied; absent without any."""
@@ -250,3 +260,49 @@ def opened_history(at: float) -> list[Fields]:
     return history(
         [StatusChange(from_=None, to=queued, at=at), StatusChange(from_=queued, to=running, at=at)]
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskTimes:
+    """When a task was created, and when its latest run began and ended, in seconds since the epoch.
+
+    All durations of tasks that people see are computed here.
+    """
+
+    created_at: float
+    began_at: float
+    """When its latest run began: the creation of the task, or its latest rerun."""
+    ended_at: float | None
+    """None while the task has not ended."""
+
+    def run_seconds(self, now: float) -> float:
+        """Return how long the latest run took, or has been open."""
+        return self._until_end(self.began_at, now)
+
+    def total_seconds(self, now: float) -> float:
+        """Return how long all runs took, with the time between them: from the creation of the task."""
+        return self._until_end(self.created_at, now)
+
+    def _until_end(self, since: float, now: float) -> float:
+        return round(max(0.0, (now if self.ended_at is None else self.ended_at) - since), 2)
+
+
+def read_times(document: Mapping[str, Any]) -> TaskTimes | None:
+    """Return the times of a task from its document; None if it does not say when the task was created."""
+    created_at, ended_at = _timestamp(document.get("started_at")), document.get("finished_at")
+    if created_at is None:
+        return None
+    began_at = _timestamp(document.get(RUN_STARTED_AT))
+    return TaskTimes(
+        created_at=created_at,
+        began_at=created_at if began_at is None else began_at,
+        ended_at=utc(ended_at).timestamp() if isinstance(ended_at, datetime) else None,
+    )
+
+
+def _timestamp(text: Any) -> float | None:
+    """Return a time that a document holds as text; None for anything else, which other programs may have written."""
+    try:
+        return utc(datetime.fromisoformat(text)).timestamp()
+    except (TypeError, ValueError):
+        return None

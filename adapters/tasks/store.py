@@ -25,6 +25,7 @@ from flowkit.adapters.mongo import (
     denied,
     durable,
     ensure_index,
+    iso,
     moment,
     translate_errors,
     with_room,
@@ -41,6 +42,7 @@ from flowkit.adapters.tasks.fields import (
     PAUSED_SCOPES,
     PINNED,
     RECORDED_AT,
+    RUN_STARTED_AT,
     SATISFIED,
     SCHEDULED_AT,
     WIRING,
@@ -294,10 +296,11 @@ class TaskStore:
             "finished_at": {"$ne": None},
             **({"namespace_id": {"$in": [namespace_id, None]}} if namespace_id else {}),
         }
-        sets: Fields = {"params": opening.params}
+        sets: Fields = {"params": opening.params, RUN_STARTED_AT: iso(opening.at)}
         unsets: Fields = {}
         if rerun.replaces and (stored := await self._tasks.find_one(ended | own, REPLACED)) is not None:
-            sets, unsets = replacing(stored, opening)
+            replaced, unsets = replacing(stored, opening)
+            sets |= replaced
         elif (stored := await self._tasks.find_one(ended | own, _COUNTED)) is not None:
             revision = (stored.get("coordinator") or {}).get("revision") or 0
             sets[COUNTED] = {"revision": revision, "nodes": len(nodes_of(stored))}

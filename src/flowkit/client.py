@@ -41,16 +41,18 @@ from flowkit.actions.scopes import children_of
 from flowkit.actions.table import parse_action
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.role_contracts import RoleContracts
-from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner
+from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner, read_times
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.attempt.pollers import bridged_problems
 from flowkit.attempt.workflows import (
     ABSENT,
+    QUERY_SEC,
     Found,
     WorkflowState,
     is_absent,
     look_up,
+    query,
     read_input_digest,
     read_marker,
 )
@@ -140,6 +142,7 @@ _ENDING_SEC = 60.0
 """How long a rerun waits for a task that is ending, whose attempts have `cancel_grace_sec` to stop."""
 _UPDATE_PAUSES_SEC = (0.2, 0.4, 0.8, 1.6)
 """Seconds between the tries of an update. A run that continues as new may end while an update reaches it."""
+_PREVIEW_TRIES = 2
 _UNANSWERED = (
     RPCStatusCode.FAILED_PRECONDITION,
     RPCStatusCode.UNAVAILABLE,
@@ -162,6 +165,10 @@ class TaskSummary:
     started_at: str | None = None
     """When the task was created, as ISO 8601 text in UTC."""
     finished_at: str | None = None
+    seconds: float | None = None
+    """How long its latest run took, or has been open when the list was read."""
+    total_seconds: float | None = None
+    """The same since its creation: with all earlier runs, and the time between them."""
     reason: str | None = None
     """Why the task failed or was cancelled."""
 
@@ -216,12 +223,15 @@ def make_summary(document: dict[str, Any]) -> TaskSummary | None:
     """
     try:
         graph, params = document.get("graph") or {}, document.get("params") or {}
+        times, now = read_times(document), time.time()
         return TaskSummary(
             task_id=document["id"],
             status=TaskStatus(document["status"]),
             name=pipeline_name(_text(graph.get("name")), params),
             started_at=_text(document.get("started_at")),
             finished_at=_format_time(document.get("finished_at")),
+            seconds=times.run_seconds(now) if times else None,
+            total_seconds=times.total_seconds(now) if times else None,
             reason=_text(document.get("reason")),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -789,15 +799,19 @@ class TaskClient:
         """Return what an action would affect, in the form of `act`. It changes nothing.
 
         Raise ActionRejected and UnknownTask as `act` does. Temporal returns only the text of a rejected
-        query, so `cause` does not say why the task rejects the action.
+        query, so `cause` does not say why the task rejects the action. Raise ActionUnanswered if no engine answers
+        within 10 seconds: only the workflow knows what an action would affect.
         """
         parse_action(name, {**given})
         _check_keys(name, given)
-        handle = await self._find_open(task_id, name)
+        await self._find_open(task_id, name)
         try:
-            result: dict[str, Any] = await handle.query(
-                PREVIEW_QUERY, args=[name, {**given}], result_type=dict
+            result: dict[str, Any] = await query(
+                self._client, task_id, PREVIEW_QUERY, name, {**given}, tries=_PREVIEW_TRIES
             )
+        except TimeoutError:
+            waited = _PREVIEW_TRIES * QUERY_SEC
+            raise ActionUnanswered(task_id, name, waited, preview=True) from None
         except WorkflowQueryFailedError as error:
             raise ActionRejected(one_line(error)) from None
         return result

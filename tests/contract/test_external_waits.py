@@ -58,7 +58,7 @@ async def test_holder_of_an_attempt_is_who_has_begun_it(tasks: TaskStore) -> Non
     assert await tasks.attempts.find_holder(attempt()) == (BRIDGE, "")
     assert await tasks.attempts.find_holder(attempt("b", index=1)) == (BRIDGE, "")
     assert await tasks.attempts.find_holder(attempt(epoch=2)) is None
-    await tasks.attempts.show_lease(attempt(), RUN, LEASE, AT)
+    await tasks.attempts.show_lease(attempt(), RUN, LEASE, AT, AT)
     assert await tasks.attempts.find_holder(attempt()) == ("w-1", "")
     assert await tasks.attempts.find_holder(attempt("unknown")) is None
 
@@ -68,7 +68,7 @@ async def test_wait_is_shown_until_a_worker_accepts_the_attempt(db: Any, tasks: 
     node = await stored_node(db)
     assert (node["waits_for"], node["wait_kind"]) == ("a worker", "worker")
     assert "waits_for" not in await stored_node(db, 1)
-    await tasks.attempts.show_lease(attempt(), RUN, LEASE, AT)
+    await tasks.attempts.show_lease(attempt(), RUN, LEASE, AT, AT)
     assert not {"waits_for", "wait_kind"} & (await stored_node(db)).keys()
     await show(tasks, "too late")
     assert "waits_for" not in await stored_node(db)

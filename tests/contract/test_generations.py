@@ -35,6 +35,7 @@ from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.reset import read_first_epochs
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt import storage
+from flowkit.client import TaskCatalog
 from flowkit.core import instruments
 from flowkit.errors import Fenced, FlowKitError, RerunOutdated
 from flowkit.graph.input_adapters import PullArgs
@@ -42,6 +43,8 @@ from flowkit.models import NodeOutcome, NodeReset, NodeStatus, Rerun, ResetNodes
 from flowkit.models.actions import AppliedAction
 from flowkit.models.waits import for_decision
 from flowkit.protocol.messages import FINAL_UID
+from flowkit.reading.state import read_document
+from flowkit.reading.timeline import HistoryWaits, make_timeline
 
 PULL = PullArgs(from_nodes=("a",))
 
@@ -366,6 +369,34 @@ async def test_the_end_of_a_node_counts_once_and_not_with_each_rerun(
         ("crawler", "skipped"): 1,
         ("crawler", "failed"): 4,
     }
+
+
+async def test_after_a_rerun_lists_views_and_explanations_have_the_same_duration(
+    db: Any, tasks: TaskStore
+) -> None:
+    ended = shown("a", NodeStatus.FINISHED, epoch=1)
+    await tasks.close_task(replace(close(ended), at=AT + 3))
+    catalog = TaskCatalog(db)
+
+    async def durations() -> set[tuple[float | None, float | None]]:
+        document = await stored(db)
+        (listed,) = await catalog.list_tasks()
+        view, times = read_document(document, {}), await catalog.times(TASK)
+        timeline, _ = make_timeline(document, [], HistoryWaits([]), AT + 50, complete=True)
+        run = round(timeline.ended_at - timeline.began_at, 2)
+        assert times is not None
+        return {
+            *((each.seconds, each.total_seconds) for each in (listed, view)),
+            (run, times.total_seconds(AT + 50)),
+        }
+
+    assert await durations() == {(3.0, 3.0)}
+    rerun = Rerun(run_seq=1, closed_run_id=RUN, nodes=["a"])
+    again = replace(opening("a", "b", "c", first_run="f2", run="r2"), rerun=rerun, at=AT + 20)
+    await tasks.open_rerun(again, rerun)
+    await tasks.open_rerun(replace(again, at=AT + 29), rerun)  # a repetition changes nothing
+    await tasks.close_task(replace(close(ended, run="r2"), run_seq=2, at=AT + 22))
+    assert await durations() == {(2.0, 22.0)}
 
 
 async def test_a_rerun_of_a_task_that_runs_is_outdated(tasks: TaskStore) -> None:

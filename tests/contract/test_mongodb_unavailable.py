@@ -83,7 +83,7 @@ ATTEMPT_CALLS: dict[str, Callable[[Attempts], Awaitable[object]]] = {
     "begin": lambda attempts: attempts.begin(attempt(), RUN, {}, AT),
     "extend_lease": lambda attempts: attempts.extend_lease(attempt(), RUN, 1, AT),
     "show_failed_batches": lambda attempts: attempts.show_failed_batches(attempt(), RUN, 1),
-    "show_lease": lambda attempts: attempts.show_lease(attempt(), RUN, {}, AT),
+    "show_lease": lambda attempts: attempts.show_lease(attempt(), RUN, {}, AT, AT),
     "show_wait": lambda attempts: attempts.show_wait(attempt(), RUN, for_worker(), holders="bridge-"),
     "finish": lambda attempts: attempts.finish(attempt(), RUN, AT),
     "check_fence": lambda attempts: attempts.check_fence(attempt(), RUN),

@@ -11,7 +11,7 @@ from flowkit.adapters.mongo import iso
 from flowkit.cli.app import run
 from flowkit.client import TaskCatalog
 from flowkit.coordinator import Coordinator
-from flowkit.errors import ConfigError
+from flowkit.errors import ActionRejected, ConfigError, RejectionCause
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -166,6 +166,23 @@ def test_command_prints_the_affected_nodes_and_the_notes(
         "  report  finished -> queued",
     ]
     assert printed.err == "  variables keep their values\n"
+
+
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_what_a_task_says_of_interrupt_names_the_option(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry_run: list[str]
+) -> None:
+    async def refuse(*given: object, **options: object) -> None:
+        raise ActionRejected("node 'load' is running; interrupt=true stops its attempt", RejectionCause.BUSY)
+
+    note = "node 'load' keeps its batches; interrupt=true starts it anew"
+    monkeypatch.setitem(RESULT, "notes", [note])
+    assert run(["retry", "t", "load", *dry_run]) == 0
+    assert capsys.readouterr().err == "  node 'load' keeps its batches; --interrupt starts it anew\n"
+    monkeypatch.setattr(tasks, "act", refuse)
+    monkeypatch.setattr(tasks, "preview", refuse)
+    assert run(["skip", "t", "load", *dry_run]) != 0
+    assert "node 'load' is running; --interrupt stops its attempt" in capsys.readouterr().err
 
 
 def test_command_prints_a_task_id_with_braces(tasks: Tasks, capsys: pytest.CaptureFixture[str]) -> None:

@@ -229,13 +229,16 @@ def test_paragraph_names_decisions_first_and_counts_the_rest() -> None:
     assert describe_waits(fewer, []).endswith(" 1 more node runs or waits.")
 
 
-def shown(report: TimeReport, *, width: int, waits_for: str = "") -> list[str]:
+def shown(
+    report: TimeReport, *, width: int, waits_for: str = "", total_seconds: float | None = None
+) -> list[str]:
     """Return the lines that `flowkit explain` prints."""
     explained = TaskExplanation(
         task_id="import-7",
         status=TaskStatus.RUNNING if waits_for else TaskStatus.FINISHED,
         is_open=bool(waits_for),
         report=report,
+        total_seconds=total_seconds or report.seconds,
         waits_for=waits_for,
         missing=(),
     )
@@ -253,14 +256,20 @@ def test_output_fits_eighty_columns_and_leaves_out_the_shortest_legs() -> None:
     ]
     report = explain_nodes(*nodes, end=400)
     lines = shown(report, width=80, waits_for="Node a is running: " + "worker w-1, " * 20)
-    assert lines[0] == "task import-7: running, open for 6 min 40 s"
+    assert lines[0] == "task import-7: running, for 6 min 40 s"
     assert max(map(len, lines)) <= 80
     assert any(line.startswith(f"… {41 - MOST_LEGS} more") for line in lines)
     plain = shown(report, width=1_000)
     assert [line.split() for line in plain if line.startswith("work ")] == [["work", "6", "min", "90", "%"]]
     assert to_json(
         TaskExplanation(
-            task_id="t", status=TaskStatus.FINISHED, is_open=False, report=report, waits_for="", missing=()
+            task_id="t",
+            status=TaskStatus.FINISHED,
+            is_open=False,
+            report=report,
+            total_seconds=400,
+            waits_for="",
+            missing=(),
         )
     )["path"][0] == {
         "node_id": "node-with-a-long-name-0",
@@ -268,3 +277,10 @@ def test_output_fits_eighty_columns_and_leaves_out_the_shortest_legs() -> None:
         "until": 9.0,
         "parts": {"work": 9.0},
     }
+
+
+def test_after_a_rerun_the_time_since_the_creation_is_named_beside_that_of_the_latest_run() -> None:
+    report = explain_nodes(ran("a", worked(0, 9)), end=10)
+    assert shown(report, width=80, total_seconds=70)[0] == (
+        "task import-7: finished, latest run took 10 s; 70 s since it was created"
+    )

@@ -23,6 +23,7 @@ from flowkit.config import DEFAULT_QUEUE
 from flowkit.core.version import __version__
 from flowkit.errors import (
     ActionRejected,
+    ActionUnanswered,
     ConfigError,
     FlowKitError,
     GraphError,
@@ -240,6 +241,10 @@ class TaskLine(PageResult):
     name: str | None
     started_at: str | None
     finished_at: str | None
+    seconds: float | None = Field(
+        description="How long the latest run took, or has been open when the list was read."
+    )
+    total_seconds: float | None = Field(description="The same since the task was created.")
     reason: str | None
 
 
@@ -303,7 +308,7 @@ class NodeDetails(PageResult):
     definition: dict[str, Any] = Field(description="The node as the graph has it.")
     result: dict[str, Any]
     batches: int
-    failed_batches: int
+    failed_batches: int = Field(description="Batches that the node has set aside so far.")
     debug: str | None = Field(
         description="The command that runs the node in the user's own process; null if the engine executes it."
     )
@@ -312,7 +317,10 @@ class NodeDetails(PageResult):
 class AttemptsFound(PageResult):
     """The attempts of a task or of a node, in their order."""
 
-    attempts: list[dict[str, Any]]
+    attempts: list[dict[str, Any]] = Field(
+        description="As `flowkit attempts --json` has them, with times in seconds since the epoch; `began_at` is when "
+        "the worker began to work, and `seconds` how long it did, or has."
+    )
     complete: bool = Field(description="Whether Temporal still has the history, so that none is missing.")
 
 
@@ -335,7 +343,8 @@ class Explained(PageResult):
     status: TaskStatus
     open: bool = Field(description="Whether the times end now, because the task has not ended.")
     began_at: str
-    seconds: float
+    seconds: float = Field(description="How long the latest run took, or has been open.")
+    total_seconds: float = Field(description="The same since the task was created.")
     parts: dict[str, float] = Field(description="The parts of the time; they sum to `seconds`.")
     path: list[dict[str, Any]] = Field(
         description="The legs of the critical path: `node_id`, `since` and `until` after `began_at`, `parts`."
@@ -343,7 +352,11 @@ class Explained(PageResult):
     speed_ups: list[dict[str, Any]] = Field(
         description="The nodes to speed up first: `node_id`, `gain`, `work`."
     )
+    reason: str | None = Field(description="Why the task has failed, or was cancelled.")
     waits_for: str
+    set_aside: list[str] = Field(
+        description="Hints at nodes that have set batches aside, each with the command that lists them."
+    )
     missing: list[str]
 
 
@@ -485,8 +498,9 @@ class PageApi:
         with reading(task_id):
             require_node(document, node_id)
         stored, batches = await catalog.results(task_id), await catalog.batches(task_id)
+        set_aside = await catalog.set_aside(task_id)
         with reading(task_id):
-            (result,) = make_view(document, stored, batches, node_id).nodes
+            (result,) = make_view(document, stored, batches, set_aside, node_id).nodes
         (entry,) = [each for each in document["graph"]["nodes"] if each["node_id"] == node_id]
         return NodeDetails(
             node_id=node_id,
@@ -526,7 +540,11 @@ class PageApi:
 
     async def _read_attempts(self, task_id: str, node_id: str | None = None) -> AttemptsFound:
         found, complete = await read_attempts(self._servers, task_id, node_id)
-        return AttemptsFound(attempts=[asdict(each) for each in found], complete=complete)
+        now = time.time()
+        attempts = [
+            {**asdict(each), "began_at": each.began_at, "seconds": each.seconds(now)} for each in found
+        ]
+        return AttemptsFound(attempts=attempts, complete=complete)
 
     async def list_lines(self, given: Given) -> LinesFound:
         """Return lines that an attempt of a node has logged, oldest first."""
@@ -748,6 +766,8 @@ async def _answered(call: Awaitable[Any]) -> Any:
     except (ConfigError, GraphError) as error:
         remedy = "; ".join(getattr(error, "__notes__", []))
         raise HttpError(422, error.code, "; ".join(filter(None, [one_line(error), remedy]))) from None
+    except ActionUnanswered as error:
+        raise HttpError(HTTPStatus.GATEWAY_TIMEOUT, error.code, one_line(error)) from None
     except FlowKitError as error:
         raise HttpError(503 if error.retryable else 500, error.code, one_line(error)) from error
     except RPCError as error:
@@ -805,7 +825,11 @@ def _operations() -> list[Operation]:
             needs=Right.TASKS_OPERATE,
             parameters={"path": ActionPath, "query": TaskQuery},
             bodies={"": ActionCall},
-            errors={**unknown, 409: "The state of the task does not allow the action: `action_rejected`."},
+            errors={
+                **unknown,
+                409: "The state of the task does not allow the action: `action_rejected`.",
+                504: "No engine answers: `action_unanswered`.",
+            },
         ),
     ]
 
