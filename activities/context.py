@@ -22,8 +22,8 @@ from flowkit.core.handler_lines import HANDLER_LOGGER, HandlerLogger, mask_lines
 from flowkit.core.log import get_logger, log_context
 from flowkit.core.user_code import Contained
 from flowkit.errors import AdapterError, StoreUnavailable
-from flowkit.graph.expressions import hide
 from flowkit.graph.scheduled import parse_nominal
+from flowkit.masks import AttemptMask, list_texts, values_at
 from flowkit.text import shown
 from flowkit.validation.json_keys import with_lists
 from flowkit.validation.values import is_unicode
@@ -267,8 +267,8 @@ class RunContext:
         self.vars = TaskVariables(tasks, attempt, run_id)
         """The variables of the task: `await ctx.vars()` returns them all; see TaskVariables."""
         self._resources = Resources()
-        self.hidden: dict[str, Any] = {}
-        """The values of expressions in the input of the node, which errors hide."""
+        self.mask = AttemptMask()
+        """Hides secrets in errors."""
         self._batch: Batch | None = None
         self._read: dict[Any, Any] = {}
         self.kv: dict[str, Any] = {}
@@ -329,8 +329,8 @@ class RunContext:
         return found
 
     def without_values(self, text: str) -> str:
-        """Return a text for people without the values of expressions in the input of the node."""
-        return hide(text, self.hidden) if self.hidden else text
+        """Return a text for people without secrets of the input and the params."""
+        return self.mask.text(text)
 
     @contextmanager
     def processing(self, batch: Batch) -> Iterator[None]:
@@ -342,17 +342,22 @@ class RunContext:
         finally:
             self._batch = None
 
-    def begun(
-        self, params: StoredParams, attempt: AttemptInput, values: dict[str, Any] | None = None
-    ) -> None:
+    def begun(self, params: StoredParams, attempt: AttemptInput, mask: AttemptMask | None = None) -> None:
         """Set the params of the task, which the begin of the attempt has read, and the attempt with its whole input.
 
-        `values` are those of the expressions in the input, which errors hide. FlowKit calls this before the hooks.
+        `mask` hides the secrets of the input in errors, and from now on those of the params. FlowKit calls this before
+        the hooks.
         """
         self._params, self._stored_params, self._attempt = None, params, attempt
         self.log = HandlerLogger(lambda: (self._batch and self._batch.batch_uid) or "")
-        mask_lines(values or {}, lambda: self.params)
-        self.hidden, self._read = values or {}, {}
+        mask_lines({}, self._find_secrets)
+        self.mask, self._read = mask or AttemptMask(), {}
+        self.mask.read(self._find_secrets)
+
+    def _find_secrets(self) -> Any:
+        """Return the params, and those that are secret by their schema under the name of a secret."""
+        stored = self._stored_params.decode()
+        return stored, {"secret": [*list_texts(values_at(stored, self._stored_params.secrets))]}
 
     def cancelled(self) -> bool:
         """Return whether the run is cancelled."""

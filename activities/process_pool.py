@@ -30,7 +30,7 @@ from flowkit.core.user_code import (
     process_id,
 )
 from flowkit.errors import FlowKitError
-from flowkit.graph.expressions import hide
+from flowkit.masks import Mask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
@@ -78,8 +78,8 @@ class ProcessContext:
     """Scratch space of this run; its values must be picklable."""
     batch: Batch = field(default_factory=Batch)
     """The batch that is being processed, with its uid."""
-    hidden: dict[str, Any] = field(default_factory=dict)
-    """The values of expressions in the input, which errors hide."""
+    mask: Mask = field(default_factory=Mask)
+    """Hides secrets in errors."""
     lines: LineWish | None = None
     """Which lines the worker wants; None for none."""
 
@@ -101,8 +101,8 @@ class ProcessContext:
         return read()
 
     def without_values(self, text: str) -> str:
-        """Return a text for people without the values of expressions in the input of the node."""
-        return hide(text, self.hidden) if self.hidden else text
+        """Return a text for people without secrets of the input and the params."""
+        return self.mask.text(text)
 
     def cancelled(self) -> bool:
         """Return whether the run is cancelled."""
@@ -139,7 +139,7 @@ class ProcessPool:
             failures=ctx.failures,
             kv=ctx.kv,
             batch=ctx.batch,
-            hidden=ctx.hidden,
+            mask=ctx.mask.mask,
             lines=LineWish.current(),
         )
         async with self._idle_process() as process:

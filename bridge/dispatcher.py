@@ -29,7 +29,6 @@ from flowkit.bridge.rules.messages import pull_of, task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, outcome_of_error
 from flowkit.core.instruments import DISPATCHES
 from flowkit.errors import BadInput, EpochTaken, FlowKitError, GraphError
-from flowkit.graph.expressions import hide
 from flowkit.graph.submission import pin_problem
 from flowkit.models import AttemptInput, AttemptResult, NodeIO
 from flowkit.models.waits import for_worker
@@ -174,11 +173,11 @@ class AttemptDispatcher:
         lease = self._context.leases[attempt.role]
         if self._context.now() >= lease.held_until:
             await lease.check()
-        attempt, values = await self._context.portal.run(resolve(self._stores.tasks, attempt))
+        attempt, mask = await self._context.portal.run(resolve(self._stores.tasks, attempt))
         try:
             record = await self._new_record(attempt, run_id)
         except BadInput as error:
-            raise BadInput(hide(str(error), values), code=error.reason_code) from None
+            raise BadInput(mask.error(str(error)), code=error.reason_code) from None
         offset: int | None = None
         try:
             stored = await self._insert_and_begin(attempt, record)

@@ -41,6 +41,7 @@ from flowkit.adapters.tasks.fields import (
     PAUSED,
     PINNED,
     SCHEDULED_AT,
+    SECRET_PARAMS,
     pin_path,
     read_pins,
 )
@@ -53,6 +54,7 @@ from flowkit.text import clean
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from flowkit.masks import Path
     from flowkit.models import AttemptInput
     from flowkit.models.waits import NodeWait
 
@@ -69,7 +71,7 @@ _LARGE_DOCUMENTS = 100
 
 _ALIVE = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 
-_PARAMS: Fields = {"_id": 0, "params": 1, SCHEDULED_AT: 1}
+_PARAMS: Fields = {"_id": 0, "params": 1, SECRET_PARAMS: 1, SCHEDULED_AT: 1}
 """Projection with the params of a task, and its nominal time."""
 
 _KEPT_BYTES = 2 * 2**20
@@ -90,11 +92,14 @@ class StoredParams:
     stored: Any = None
     scheduled_at: str | None = None
     """The nominal time at which a schedule has started the task, as RFC 3339 text in UTC."""
+    secrets: tuple[Path, ...] = ()
+    """Where the schema of the params says that they are secret."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> StoredParams:
         """Return the params in a document that was read with their projection."""
-        return cls(stored=document.get("params"), scheduled_at=document.get(SCHEDULED_AT))
+        secrets = tuple(map(tuple, document.get(SECRET_PARAMS) or ()))
+        return cls(stored=document.get("params"), scheduled_at=document.get(SCHEDULED_AT), secrets=secrets)
 
     def decode(self) -> Fields:
         """Return the params, as a new dict."""

@@ -18,6 +18,7 @@ from flowkit.adapters.mongo import iso, moment
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.validation import parents_by_node
 from flowkit.limits import LARGE_DOCUMENT_BYTES, NODE_STATE_BYTES
+from flowkit.masks import secret_paths
 from flowkit.models import RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def new_task(
         "id": task_id,
         "pipeline_id": task_id,
         "status": TaskStatus.QUEUED.value,
-        "params": params,
+        **params_fields(params, graph),
         "graph": {
             **kept,
             "nodes": [new_node(node, parents[node["node_id"]]) for node in graph["nodes"]],
@@ -145,6 +146,17 @@ def new_task(
         **({SCHEDULED_AT: scheduled_at} if scheduled_at else {}),
         **owner(namespace_id, database_id),
     }
+
+
+SECRET_PARAMS = "secret_params"
+"""The field that lists where the params are secret, as their schema says: paths of keys and indexes. None without a
+schema."""
+
+
+def params_fields(params: Fields, graph: Fields) -> Fields:
+    """Return the fields of a document that hold the params of a task."""
+    schema = graph.get(PARAMS_SCHEMA)
+    return {"params": params, SECRET_PARAMS: None if schema is None else secret_paths(params, schema)}
 
 
 def estimate_bytes(params: Fields, graph: Fields) -> int:

@@ -45,12 +45,14 @@ from flowkit.adapters.tasks.fields import (
     RUN_STARTED_AT,
     SATISFIED,
     SCHEDULED_AT,
+    SECRET_PARAMS,
     WIRING,
     graph_difference,
     new_task,
     nodes_of,
     opened_history,
     owner,
+    params_fields,
     read_satisfied,
 )
 from flowkit.adapters.tasks.open_tasks import OpenTasks
@@ -95,7 +97,7 @@ _GRAPH = {
 }
 _RUNNING = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 _BEFORE_ATTEMPT = [NodeStatus.QUEUED.value, NodeStatus.DEFERRED.value]
-_CONDITION_VALUES = {"_id": 0, "params": 1, "coordinator.vars": 1, SCHEDULED_AT: 1}
+_CONDITION_VALUES = {"_id": 0, "params": 1, SECRET_PARAMS: 1, "coordinator.vars": 1, SCHEDULED_AT: 1}
 _CONDITION_VALUES_AND_NODES = {
     **_CONDITION_VALUES,
     **{f"graph.nodes.{name}": 1 for name in ("node_id", "stats", "attempt_epoch", "first_epoch")},
@@ -129,6 +131,8 @@ class StoredValues:
     """The ids of the nodes of which an attempt of the present generation has begun, in any run of the task."""
     scheduled_at: str | None = None
     """The nominal time at which a schedule has started the task, as RFC 3339 text in UTC."""
+    secret_params: list[list[str | int]] | None = None
+    """Where the schema of the params says that they are secret; None without a schema."""
 
 
 class TaskStore:
@@ -296,7 +300,7 @@ class TaskStore:
             "finished_at": {"$ne": None},
             **({"namespace_id": {"$in": [namespace_id, None]}} if namespace_id else {}),
         }
-        sets: Fields = {"params": opening.params, RUN_STARTED_AT: iso(opening.at)}
+        sets: Fields = {**params_fields(opening.params, opening.graph), RUN_STARTED_AT: iso(opening.at)}
         unsets: Fields = {}
         if rerun.replaces and (stored := await self._tasks.find_one(ended | own, REPLACED)) is not None:
             replaced, unsets = replacing(stored, opening)
@@ -389,6 +393,7 @@ class TaskStore:
         nodes = nodes_of(stored)
         return StoredValues(
             params=stored.get("params") or {},
+            secret_params=stored.get(SECRET_PARAMS),
             variables=(stored.get("coordinator") or {}).get("vars") or {},
             stats={node["node_id"]: node["stats"] for node in nodes if node.get("stats")},
             begun=frozenset(

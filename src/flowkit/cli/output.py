@@ -159,4 +159,5 @@ def _configure(level: int, formatter: logging.Formatter) -> None:
 def _create_handler(formatter: logging.Formatter) -> logging.Handler:
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
+    handler.addFilter(log.is_for_people)
     return handler

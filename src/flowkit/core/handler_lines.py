@@ -22,13 +22,17 @@ from flowkit.core.log import (
     ROOT,
     FieldLogger,
     bind_context,
+    bind_mask,
     bound_fields,
+    bound_mask,
     format_fields,
+    is_of_driver,
     log_context,
     message_of,
     own_fields,
 )
 from flowkit.core.user_code import contained
+from flowkit.masks import AttemptMask
 from flowkit.text import truncate
 
 if TYPE_CHECKING:
@@ -43,8 +47,6 @@ HANDLER_LOGGER: Final = "flowkit.handler"
 PRINTED: Final = "stdout"
 """The logger of printed lines."""
 
-_DRIVERS: Final = ("pymongo", "motor", "temporalio", "asyncio")
-"""Loggers of libraries that FlowKit itself uses. Their lines below WARNING are not about the work of a handler."""
 _OUR_FOLDER: Final = str(Path(__file__).parents[1])
 _COLLECTED_CHARS: Final = 1 << 19
 """Characters of the first lines of a batch in a process of its own, and of its last ones."""
@@ -179,6 +181,7 @@ def begin_attempt(attempt: AttemptInput, worker_id: str, run_id: str, sinks: Lin
         **({"shard": attempt.shard} if attempt.shard else {}),
         **({"trace_id": trace_id} if trace_id else {}),
     )
+    bind_mask(AttemptMask())
     if sinks is not None:
         restore_capture()
         _lines.set(AttemptLines(lambda: sinks.sink(attempt, worker_id)))
@@ -199,13 +202,15 @@ def mask_lines(values: Any, given: Callable[[], Any]) -> None:
 
 
 @contextmanager
-def bound_to(lines: AttemptLines) -> Iterator[None]:
-    """Let what is logged in the block be lines of an attempt."""
-    before = _lines.set(lines)
+def bound_to(lines: AttemptLines | None, mask: AttemptMask | None = None) -> Iterator[None]:
+    """Let what is logged in the block be lines of an attempt, whose secrets `mask` hides in the log of the process."""
+    before, mask_before = _lines.set(lines), bound_mask()
+    bind_mask(mask or mask_before)
     try:
         yield
     finally:
         _lines.reset(before)
+        bind_mask(mask_before)
 
 
 def _find_trace_id() -> str:
@@ -228,15 +233,16 @@ class HandlerLogger(FieldLogger):
         self._fields = bound_fields()
         self._lines = _lines.get()
         self._batch_uid = batch_uid
+        self._mask = bound_mask()
 
     def _emit(self, level: int, text: str, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
         fields["stacklevel"] = fields.get("stacklevel", 1) + 1
         restore_capture()
-        if self._lines is None or _lines.get() is self._lines:
+        if _lines.get() is self._lines and bound_mask() is self._mask:
             super()._emit(level, text, args, {**self._fields, **bound_fields(), **fields})
             return
         batch = {"batch_uid": uid} if (uid := self._batch_uid()) else {}
-        with bound_to(self._lines), log_context(**batch):
+        with bound_to(self._lines, self._mask), log_context(**batch):
             super()._emit(level, text, args, {**self._fields, **bound_fields(), **fields})
 
 
@@ -291,7 +297,7 @@ def _is_internal(record: logging.LogRecord) -> bool:
     """Return whether FlowKit or a library that it uses says what it does, and nothing that a user should know."""
     if record.levelno >= logging.WARNING or record.name == HANDLER_LOGGER:
         return False
-    return record.name.partition(".")[0] in _DRIVERS or record.pathname.startswith(_OUR_FOLDER)
+    return is_of_driver(record) or record.pathname.startswith(_OUR_FOLDER)
 
 
 class _Formatting(threading.local):

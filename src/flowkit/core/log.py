@@ -19,11 +19,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
-from flowkit.text import hide_named, kind_of, visible
+from flowkit.masks import hide_named
+from flowkit.text import kind_of, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from types import TracebackType
+
+    from flowkit.masks import AttemptMask
 
 
 __all__ = [
@@ -66,6 +69,24 @@ _MAX_WARNED_KEYS = 1_000
 
 _bound: ContextVar[Mapping[str, Any]] = ContextVar("flowkit_log_context", default=MappingProxyType({}))
 _warned: dict[str, None] = {}
+
+
+_mask: ContextVar[AttemptMask | None] = ContextVar("flowkit_attempt_mask", default=None)
+
+
+def bind_mask(mask: AttemptMask | None) -> None:
+    """Hide the secrets of an attempt in all later records of the current asyncio task and of those it creates."""
+    _mask.set(mask)
+
+
+def bound_mask() -> AttemptMask | None:
+    """Return what hides the secrets of the running attempt; None outside of one."""
+    return _mask.get()
+
+
+def _masked(text: str) -> str:
+    mask = _mask.get()
+    return text if mask is None else mask.text(text)
 
 
 class FieldLogger:
@@ -403,7 +424,9 @@ class Layout(logging.Formatter):
             for name, value in self._own(record).items()
         }
         fields = {name: _hide_secrets(name, value) for name, value in {**bound, **own}.items()}
-        return _format_text(record, fields) if self._pretty else _format_json(record, fields)
+        return visible(
+            _masked(_format_text(record, fields)) if self._pretty else _format_json(record, fields)
+        )
 
     def _own(self, record: logging.LogRecord) -> dict[str, Any]:
         fields = {name: value for name, value in vars(record).items() if name not in self._taken}
@@ -415,6 +438,20 @@ class Layout(logging.Formatter):
         return fields
 
 
+DRIVERS = ("pymongo", "motor", "temporalio", "asyncio", "aiokafka", "kafka")
+"""Loggers of libraries that FlowKit itself uses. What they log of their own work may contain params and results."""
+
+
+def is_of_driver(record: logging.LogRecord) -> bool:
+    """Return whether a library that FlowKit itself uses has made a record."""
+    return record.name.partition(".")[0] in DRIVERS
+
+
+def is_for_people(record: logging.LogRecord) -> bool:
+    """Return whether the log of a process has a record: not what drivers say below INFO, such as whole commands."""
+    return record.levelno >= logging.INFO or not is_of_driver(record)
+
+
 class TextLayout(logging.Formatter):
     """Formats a record as text. That of an attempt ends with its own fields and those that name the attempt.
 
@@ -423,7 +460,7 @@ class TextLayout(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the lines of a traceback."""
-        return visible(super().format(record))
+        return visible(_masked(super().format(record)))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -445,9 +482,12 @@ def _format_json(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
     at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
     head = {"ts": at, "level": record.levelname, "logger": record.name, "message": message_of(record)}
     whole = {**head, **{f"field_{name}" if name in head else name: value for name, value in fields.items()}}
-    with suppress(Exception):
-        return json.dumps(whole, default=str, allow_nan=False)
-    return json.dumps({str(name): _to_json_value(value) for name, value in whole.items()})
+    text = ""
+    with suppress(Exception):  # what the method __str__ of a value raises
+        text = json.dumps(whole, default=str, allow_nan=False)
+    text = text or json.dumps({str(name): _to_json_value(value) for name, value in whole.items()})
+    mask = _mask.get()
+    return text if mask is None else json.dumps(mask.mask.value(json.loads(text)))
 
 
 def _to_json_value(value: Any) -> Any:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowkit.core.instruments import LOG_LINES_DROPPED
 from flowkit.core.user_code import contained
-from flowkit.graph.masks import Mask
 from flowkit.limits import ATTEMPT_LOG_BYTES, LOG_LINE_BYTES
+from flowkit.masks import Mask
 from flowkit.text import clean
 
 if TYPE_CHECKING:

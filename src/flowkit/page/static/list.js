@@ -1,6 +1,6 @@
 // The list of tasks, with filters that are in the address.
 
-import { h, replace, update } from "./dom.js";
+import { h, replace, setText, update } from "./dom.js";
 import { LiveList, PAGE } from "./polling.js";
 import { clock, duration, STATUSES, symbolOf, totalOf } from "./words.js";
 
@@ -74,7 +74,7 @@ export class TaskList extends LiveList {
 
   show({ tasks, more }) {
     update(this.table, tasks.map((task) => this.row(task)));
-    this.note.textContent = tasks.length ? "" : this.nothing();
+    setText(this.note, tasks.length ? "" : this.nothing());
     this.showPages(more, "newer", "older");
   }
 
