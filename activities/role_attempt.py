@@ -321,7 +321,7 @@ class RoleExecutor:
 
     async def _run(self) -> AttemptResult:
         role_lease = self._roles.leases.get(self._attempt.role)
-        if role_lease is not None and time.time() >= role_lease.held_until:
+        if role_lease is not None and not role_lease.is_held:
             await role_lease.check()
         try:
             lease = await self._storage.begin()

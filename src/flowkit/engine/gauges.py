@@ -280,7 +280,7 @@ class Gauges:
         return True
 
     async def _take_turn(self) -> bool:
-        return await self._turns.take(self._turn, self._owner, time.time(), self._pause_sec + _TURN_SEC)
+        return await self._turns.take(self._turn, self._owner, self._pause_sec + _TURN_SEC)
 
     def _clear(self) -> None:
         """Report nothing any more: what this process would go on to show is no longer true."""
