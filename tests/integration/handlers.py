@@ -296,6 +296,20 @@ def clean_up_when(stopping: Callable[[], bool], name: str, folder: Path) -> None
     (folder / f"{name}.clean").touch()
 
 
+class Counted(Quick):
+    """Notes each batch that it begins to process, and waits until the test lets all of them end."""
+
+    role = "counted"
+
+    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+        """Wait for the file `go` in the folder of the node's input."""
+        folder = Path(ctx.input_inline["folder"])
+        (folder / f"{batch.batch_uid}.{ctx.attempt_epoch}.begun").touch()
+        while not (folder / "go").exists():
+            time.sleep(TICK_SEC)
+        return BatchResult(success=True, metrics={"n": 1})
+
+
 class Polite(Quick):
     """Cleans up in a plain function when its process stops. Its second attempt does nothing."""
 
