@@ -276,7 +276,10 @@ class RunContext:
         self.log: FieldLogger = get_logger(HANDLER_LOGGER)
         """Logs lines of this attempt: `ctx.log.info("page read", page=3)`, on any thread."""
         self.cancel_flag = asyncio.Event()
-        """Set when the run is cancelled."""
+        """Set when the run is cancelled, or ends by force."""
+        self.cancel_requested = False
+        """Whether a cancel of the task or the node was requested. Otherwise, a cancelled run ends by force: its worker
+        shuts down, its time limit has passed, or another attempt has replaced it."""
         self.cancel_reason: str | None = None
         self.cancel_deadline_ts_ms: int | None = None
         """When FlowKit stops a cancelled run by force, in milliseconds since the Unix epoch."""
@@ -360,7 +363,7 @@ class RunContext:
         return stored, {"secret": [*list_texts(values_at(stored, self._stored_params.secrets))]}
 
     def cancelled(self) -> bool:
-        """Return whether the run is cancelled."""
+        """Return whether the run must stop. Any thread may call this."""
         return self.cancel_flag.is_set()
 
     def remaining_ms(self) -> float | None:
@@ -394,6 +397,11 @@ class RunContext:
 
     def cancel(self, reason: str, grace_sec: float) -> None:
         """Request that the run stop. Later calls do not change the reason or the deadline."""
+        self.cancel_requested = True
+        self.show_end(reason, grace_sec)
+
+    def show_end(self, reason: str, grace_sec: float) -> None:
+        """Show that the run ends by force after `grace_sec` seconds, as after the shutdown of its worker."""
         if not self.cancel_flag.is_set():
             self.cancel_reason = reason
             self.cancel_deadline_ts_ms = int((time.time() + grace_sec) * 1000)

@@ -286,6 +286,10 @@ class RoleExecutor:
         if self._slot is not None:
             self._slot.cancel()
 
+    def show_end(self, reason: str, grace_sec: float) -> None:
+        """Set the handler's cancel flag. Coroutines are cancelled anyway."""
+        self._ctx.show_end(reason, grace_sec)
+
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last. Return at once if an earlier try has finished it."""
         slots = None if self._may_repeat else self._roles.slots.get(self._attempt.role)
@@ -318,7 +322,7 @@ class RoleExecutor:
 
     async def _run(self) -> AttemptResult:
         role_lease = self._roles.leases.get(self._attempt.role)
-        if role_lease is not None and time.time() >= role_lease.held_until:
+        if role_lease is not None and not role_lease.is_held:
             await role_lease.check()
         try:
             lease = await self._storage.begin()
@@ -371,7 +375,11 @@ class RoleExecutor:
 
     def _log_attempt(self, lease: dict[str, Any]) -> AbstractContextManager[AttemptLog | None]:
         events = self._roles.events
-        return events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext()
+        return events.attempt(self._attempt, lease, self._was_requested) if events else nullcontext()
+
+    def _was_requested(self) -> bool:
+        """Return whether the attempt was asked to stop, and does not only end by force."""
+        return self._ctx.cancel_requested
 
     async def _finish_earlier_try(self, earlier: TriedBefore) -> AttemptResult:
         """Return the result of an earlier try. Raise a loss if it did not finish.

@@ -171,7 +171,7 @@ class AttemptDispatcher:
     async def _start(self, attempt: AttemptInput, run_id: str) -> Dispatch | None:
         """Dispatch a new attempt. If it has a record already, return that one instead."""
         lease = self._context.leases[attempt.role]
-        if self._context.now() >= lease.held_until:
+        if not lease.is_held:
             await lease.check()
         attempt, mask = await self._context.portal.run(resolve(self._stores.tasks, attempt))
         try:

@@ -132,12 +132,9 @@ class OpenTasks:
             count_ended(TaskStatus.FAILED, map(_end_of, ended))
         return bool(done.matched_count)
 
-    async def take_turn(self, namespace_id: str, owner: str, at: float, seconds: float) -> bool:
-        """Reserve the sweep of this namespace for `owner` for so many `seconds`.
-
-        Return False if another owner has reserved it.
-        """
-        return await self._turns.take(_turn(namespace_id), owner, at, seconds)
+    async def take_turn(self, namespace_id: str, owner: str, seconds: float) -> bool:
+        """Reserve the sweep of this namespace for `owner`, as `Turns.take` does."""
+        return await self._turns.take(_turn(namespace_id), owner, seconds)
 
     async def end_turn(self, namespace_id: str, owner: str) -> None:
         """Release the owner's reservation, so that another engine can sweep immediately."""

@@ -132,7 +132,7 @@ async def test_attempt_that_a_bridge_has_begun_does_not_run_before_it_has_a_reco
     monkeypatch.setattr(puller, "_YIELD_AFTER_SEC", -1.0)
     sources = puller.Sources(tasks, attempt("sink"), ["a"])
     await sources.find_end({})
-    assert await tasks.running(TASK, ["a"], AT) == set()
+    assert await tasks.running(TASK, ["a"], 45.0) == set()
     await DispatchStore(db).insert(dispatch())
     with pytest.raises(puller.SourcesIdle):
         await sources.check_idle()

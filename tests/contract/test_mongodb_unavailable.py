@@ -58,7 +58,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "native": lambda tasks: tasks.native(TASK, ["a"]),
     "have_restarted": lambda tasks: tasks.have_restarted(TASK, {"a": 1}),
     "node_states": lambda tasks: tasks.node_states(TASK),
-    "running": lambda tasks: tasks.running(TASK, ["a"], AT),
+    "running": lambda tasks: tasks.running(TASK, ["a"], 45.0),
     "paused": lambda tasks: tasks.paused(TASK, ["a"]),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
@@ -163,7 +163,7 @@ OPEN_CALLS: dict[str, Callable[[OpenTasks], Awaitable[object]]] = {
     "states": first_states,
     "counts": lambda tasks: tasks.counts(),
     "close_orphan": lambda tasks: tasks.close_orphan(TASK, RUN, "lost", AT),
-    "take_turn": lambda tasks: tasks.take_turn("ns", "me", AT, 1),
+    "take_turn": lambda tasks: tasks.take_turn("ns", "me", 1),
     "end_turn": lambda tasks: tasks.end_turn("ns", "me"),
 }
 BACKFILL = StoredBackfill(

@@ -117,6 +117,9 @@ class AttemptExecutor(Protocol):
     def cancel(self, reason: str, grace_sec: float) -> None:
         """Request that the work stop within `grace_sec` seconds."""
 
+    def show_end(self, reason: str, grace_sec: float) -> None:
+        """Show the user's code that the attempt is ended by force, for plain functions that ask for a cancel."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
@@ -340,7 +343,7 @@ class Attempt:
             except asyncio.CancelledError:
                 await self._handle_interruption(work)
             if not work.done() and (failure := self._find_overdue()):
-                await self._abort(work)
+                await self._abort(work, failure.code)
                 raise AttemptFailed(failure)
         return await self._get_outcome(work)
 
@@ -397,8 +400,10 @@ class Attempt:
         details = activity.cancellation_details()
         if details is not None and details.cancel_requested:
             await self._stop_gently(work)
+        elif details is not None and details.worker_shutdown:
+            await self._abort(work, reason_codes.WORKER_SHUTDOWN)
         else:
-            await self._abort(work)
+            await self._abort(work, reason_codes.FENCED)
         raise self._make_interruption_error()
 
     def _make_interruption_error(self) -> BaseException:
@@ -412,9 +417,10 @@ class Attempt:
         return asyncio.CancelledError()
 
     async def _stop_gently(self, work: asyncio.Future[AttemptResult]) -> None:
-        self._request_stop(await self._cancel_reason())
+        reason = await self._cancel_reason()
+        self._request_stop(reason)
         await asyncio.wait([work], timeout=self._attempt.cancel_grace_sec)
-        await self._abort(work)
+        await self._abort(work, reason)
 
     async def _cancel_reason(self) -> str:
         """Return the reason of the cancel from the task document, since Temporal does not pass it to activities."""
@@ -428,9 +434,11 @@ class Attempt:
     def _request_stop(self, reason: str) -> None:
         self._worker.portal.call(self._executor.cancel, reason, self._attempt.cancel_grace_sec)
 
-    async def _abort(self, work: asyncio.Future[AttemptResult]) -> None:
+    async def _abort(self, work: asyncio.Future[AttemptResult], reason: str) -> None:
+        """Cancel the work, and wait a while for its end. Functions on threads must ask for the cancel."""
         if work.done():
             return
+        self._worker.portal.call(self._executor.show_end, reason, IGNORED_SEC)
         work.cancel()
         _, hanging = await asyncio.wait([work], timeout=IGNORED_SEC)
         if hanging:

@@ -300,7 +300,7 @@ class Gauges:
         return True
 
     async def _take_turn(self) -> bool:
-        taking = self._turns.take(self._turn, self._owner, time.time(), self._pause_sec + _TURN_SEC)
+        taking = self._turns.take(self._turn, self._owner, self._pause_sec + _TURN_SEC)
         return await _timely(taking, _CHECK_SEC)
 
     def _clear(self) -> None:
