@@ -401,7 +401,9 @@ async def test_external_node_runs_as_long_as_its_worker_renews_its_lease(
 ) -> None:
     """The document shows the lease as of the acceptance. The clock of the bridge may be slow."""
     await begun(tasks, X, deadline_ms=int(time.time() * 1000))
-    held = None if given is None else lease(expires_at=time.time() - 300, **given)
+    held = None
+    if given is not None:
+        held = lease(expires_at=time.time() - 300, ended=given["ended"])
     store, record = DispatchStore(prepared), dispatch_record(attempt=X, lease=held, state=state)
     await store.insert(record)
     expected = {"x"} if runs else set()

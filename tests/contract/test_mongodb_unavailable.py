@@ -59,6 +59,7 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "have_restarted": lambda tasks: tasks.have_restarted(TASK, {"a": 1}),
     "node_states": lambda tasks: tasks.node_states(TASK),
     "running": lambda tasks: tasks.running(TASK, ["a"], 45.0),
+    "external_runs": lambda tasks: tasks.external_runs(TASK, ["a"]),
     "paused": lambda tasks: tasks.paused(TASK, ["a"]),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
