@@ -14,6 +14,7 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
+from flowkit.core import instruments
 from flowkit.gateway import transports
 from flowkit.gateway.delivery import (
     JobState,
@@ -33,6 +34,7 @@ from flowkit.gateway.transports import (
 )
 from flowkit.testing.supervisor import Misbehavior, MyceliumNode, Received, Supervisor
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, wait_seconds
+from tests.unit.measured import measuring
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -183,8 +185,9 @@ async def test_a_job_counts_as_running_only_while_its_supervisor_has_it(listens:
         used.supervisor.misbehave("*", *[Misbehavior.DISCONNECT] * 20)
         if not listens:
             await used.supervisor.close()
-        with pytest.raises(Unreachable):
+        with measuring() as measured, pytest.raises(Unreachable):
             await used.run(job(), timeout_sec=1.2)
+        assert measured.counted(instruments.FAILED_DELIVERIES) == {(Unreachable.code,): 1}
         assert used.states == []
 
 
