@@ -388,7 +388,8 @@ def test_what_finishes_a_node_may_name_a_wider_type() -> None:
 
     def untyped(results: Any) -> None: ...
 
-    for number, finalize in enumerate((wider, plain, untyped)):
+    functions: list[Any] = [wider, plain, untyped]
+    for number, finalize in enumerate(functions):
 
         @role(f"count-{number}", finalize=finalize)
         async def count(page: Page) -> Words:

@@ -176,10 +176,10 @@ class Document:
 
     def _prefix(self, path: _Path | None, key: _Path | None, places: Mapping[_Path, tuple[int, int]]) -> str:
         """Return the name of the file with the line and the column of a key, or else the line of a value."""
-        if key in places:
+        if key is not None and key in places:
             line, column = places[key]
             return f"{self.name}:{line}:{column}: "
-        return f"{self.name}:{places[path][0]}: " if path in places else ""
+        return f"{self.name}:{places[path][0]}: " if path is not None and path in places else ""
 
     def _places(self) -> Iterator[tuple[_Path, tuple[int, int]]]:
         """Yield the lines and columns of the outer values of a text that can be loaded."""
