@@ -359,6 +359,8 @@ class RunContext:
 
     def _find_secrets(self) -> Any:
         """Return the params, and those that are secret by their schema under the name of a secret."""
+        if self._stored_params is None:
+            return {}, {}
         stored = self._stored_params.decode()
         return stored, {"secret": [*list_texts(values_at(stored, self._stored_params.secrets))]}
 
