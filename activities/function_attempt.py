@@ -84,6 +84,10 @@ class FunctionActivities:
 
         return run_any_function
 
+    async def close(self) -> None:
+        """Wait a while for the functions on threads that were given up, after the Temporal workers have ended."""
+        await self._threads.close()
+
     async def _run(self, name: str, attempt: AttemptInput) -> AttemptResult:
         function = self.functions.get(name)
         if function is None:
@@ -128,6 +132,9 @@ class FunctionExecutor:
         """Cancel the call, because functions have no cancel flag. A call on a thread continues until it returns."""
         if self._call is not None:
             self._call.cancel(reason)
+
+    def show_end(self, reason: str, grace_sec: float) -> None:
+        """Do nothing, because functions have no cancel flag."""
 
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last."""

@@ -286,6 +286,10 @@ class RoleExecutor:
         if self._slot is not None:
             self._slot.cancel()
 
+    def show_end(self, reason: str, grace_sec: float) -> None:
+        """Set the handler's cancel flag. Coroutines are cancelled anyway."""
+        self._ctx.show_end(reason, grace_sec)
+
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last. Return at once if an earlier try has finished it."""
         slots = None if self._may_repeat else self._roles.slots.get(self._attempt.role)
@@ -318,7 +322,7 @@ class RoleExecutor:
 
     async def _run(self) -> AttemptResult:
         role_lease = self._roles.leases.get(self._attempt.role)
-        if role_lease is not None and time.time() >= role_lease.held_until:
+        if role_lease is not None and not role_lease.is_held:
             await role_lease.check()
         try:
             lease = await self._storage.begin()
@@ -371,7 +375,11 @@ class RoleExecutor:
 
     def _log_attempt(self, lease: dict[str, Any]) -> AbstractContextManager[AttemptLog | None]:
         events = self._roles.events
-        return events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext()
+        return events.attempt(self._attempt, lease, self._was_requested) if events else nullcontext()
+
+    def _was_requested(self) -> bool:
+        """Return whether the attempt was asked to stop, and does not only end by force."""
+        return self._ctx.cancel_requested
 
     async def _finish_earlier_try(self, earlier: TriedBefore) -> AttemptResult:
         """Return the result of an earlier try. Raise a loss if it did not finish.
@@ -638,7 +646,8 @@ class RoleExecutor:
         else:
             return
         if failed > most:
-            text = f"the node has set {failed:,} batches aside, and on_batch_failure.max is {limit}"
+            causes = await self._storage.why_set_aside()
+            text = f"the node has set {failed:,} batches aside, and on_batch_failure.max is {limit}: {causes}"
             raise AttemptFailed(failure(reason_codes.TOO_MANY_FAILED_BATCHES, text, permanent=True))
 
     async def _call_handler(self, batch: Batch) -> Any:
@@ -732,7 +741,7 @@ def _check_final(given: Any, handler: RoleHandler) -> FinalizeResult:
     is_typed = handler._flowkit_types is not None
     metrics = final_metrics(given) if is_typed else None
     if metrics is not None:
-        return FinalizeResult(metrics=metrics)
+        return FinalizeResult(metrics=metrics).model_copy(update={"metrics": metrics})
     records = "a model, a dataclass, a dict, " if is_typed else ""
     raise TypeError(
         f"finalize must return {records}FinalizeResult(metrics={{...}}) or None, not {type(given).__name__}"

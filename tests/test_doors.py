@@ -99,18 +99,18 @@ ASKS: Final[Row] = {
         "two deployments that call one supervisor have ids of their own there, as the row of the gateway shows"
     ),
 }
-WEB_PAGES: Final = (
-    *of(
+WEB_PAGE: Final = (
+    of(
         HTTP,
         "call_of_another_web_page_is_rejected",
         "another_web_page_does_not_see_whether_a_server_runs",
         "header_of_a_web_page_must_not_be_repeated",
-        "websocket_of_another_web_page_is_rejected_with_one_line_in_the_log",
-    ),
-    *of("unit/test_web_pages.py", "host_of_a_call_is_exactly_a_loopback_host_with_or_without_a_port"),
+    )
+    + of(HTTP, "websocket_of_another_web_page_is_rejected_with_one_line_in_the_log")
+    + of("unit/test_web_pages.py", "host_of_a_call_is_exactly_a_loopback_host_with_or_without_a_port")
 )
 HTTP_SERVER: Final[Row] = {
-    Attack.WEB_PAGE: WEB_PAGES,
+    Attack.WEB_PAGE: WEB_PAGE,
     Attack.TRICKLED_BYTES: of(
         HTTP,
         "slow_client_does_not_delay_others_and_is_cut_off",
@@ -413,7 +413,7 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.OTHER_DEPLOYMENT: of(
             "integration/test_deployments.py", "a_task_is_absent_for_another_deployment"
         ),
-        Attack.WEB_PAGE: WEB_PAGES
+        Attack.WEB_PAGE: WEB_PAGE
         + of(BROWSER, "a_link_opens_the_page_but_another_web_page_reads_nothing_of_it"),
         Attack.DECEPTIVE_TEXT: of(
             SINKS,

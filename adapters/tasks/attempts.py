@@ -42,14 +42,13 @@ from flowkit.adapters.tasks.fields import (
     PINNED,
     SCHEDULED_AT,
     SECRET_PARAMS,
-    WAITS_FOR,
     pin_path,
     read_pins,
 )
 from flowkit.adapters.tasks.room import make_room
 from flowkit.core.utils import Fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
-from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
+from flowkit.models import OPEN_NODE_STATUSES, NodeStatus, waits
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
 
     from flowkit.masks import Path
     from flowkit.models import AttemptInput
+    from flowkit.models.waits import NodeWait
 
 Update = dict[str, Fields]
 
@@ -261,7 +261,7 @@ class AttemptEntry:
 
     def begin_unset(self) -> Fields:
         """Return the `$unset` of the attempt's first write: fields that an earlier end has left."""
-        left = ("finished_at", "skip_reason", WAITS_FOR, PAUSED, *NODE_FLAGS)
+        left = ("finished_at", "skip_reason", *waits.FIELDS, PAUSED, *NODE_FLAGS)
         return {self.path_of(name): "" for name in left}
 
     def finish_set(self, at: float) -> Fields:
@@ -410,14 +410,19 @@ class Attempts:
         await self._leases.write(_Write(entry=entry, fence=lambda: fence, update=update, alone=alone))
 
     @translate_errors
-    async def show_lease(self, attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> None:
-        """Show the worker that runs an attempt, and its lease, instead of what the attempt waits for."""
+    async def show_lease(
+        self, attempt: AttemptInput, run_id: str, lease: Fields, at: float, accepted_at: float
+    ) -> None:
+        """Show the worker that runs an attempt, and its lease, instead of what the attempt waits for.
+
+        The attempt began when its first worker accepted it, and not when a bridge received it.
+        """
         entry = self._entry_of(attempt)
         received = dict.fromkeys((entry.path_of("last_event_recv_ms"), "last_event_recv_ms"), int(at * 1000))
-        shown = {entry.path_of("lease"): lease, **received}
-        await self._update(
-            entry.running_filter(run_id), {"$set": shown, "$unset": {entry.path_of(WAITS_FOR): ""}}
-        )
+        started = {entry.path_of("started_at"): moment(accepted_at)}
+        shown = {entry.path_of("lease"): lease, **started, **received}
+        unset = {entry.path_of(name): "" for name in waits.FIELDS}
+        await self._update(entry.running_filter(run_id), {"$set": shown, "$unset": unset})
 
     @translate_errors
     async def show_failed_batches(self, attempt: AttemptInput, run_id: str, failed: int) -> None:
@@ -430,19 +435,21 @@ class Attempts:
 
     @translate_errors
     async def show_wait(
-        self, attempt: AttemptInput, run_id: str, waits_for: str | None, *, holders: str
+        self, attempt: AttemptInput, run_id: str, wait: NodeWait | None, *, holders: str
     ) -> None:
-        """Show what an attempt waits for; None removes the text, also after the attempt's end.
+        """Show what an attempt waits for; None removes it, also after the attempt's end.
 
         Show nothing once the lease has passed to a worker, whose id does not begin with `holders`.
         """
         entry = self._entry_of(attempt)
-        path, worker_id = entry.path_of(WAITS_FOR), entry.path_of("lease.worker_id")
-        if waits_for is None:
-            await self._update(entry.taken_filter(run_id), {"$unset": {path: ""}})
+        worker_id = entry.path_of("lease.worker_id")
+        if wait is None:
+            unset = {entry.path_of(name): "" for name in waits.FIELDS}
+            await self._update(entry.taken_filter(run_id), {"$unset": unset})
         else:
             waiting = {**entry.running_filter(run_id), worker_id: {"$regex": f"^{re.escape(holders)}"}}
-            await self._update(waiting, {"$set": {path: waits_for}})
+            shown = {entry.path_of(name): value for name, value in waits.stored_wait(wait).items()}
+            await self._update(waiting, {"$set": shown})
 
     @translate_errors
     async def check_fence(self, attempt: AttemptInput, run_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flowkit.adapters.tasks.fields import (
+    COUNTED,
     INPUT_DIGEST,
     SATISFIED,
     SCHEDULED_AT,
@@ -24,7 +25,7 @@ REPLACED: Fields = {
 """The fields of the ended task that `replacing` reads."""
 
 _EARLIER_RUNS = dict.fromkeys(
-    ("coordinator.vars", "coordinator.vars_bytes", "coordinator.vars_measured", SATISFIED), ""
+    ("coordinator.vars", "coordinator.vars_bytes", "coordinator.vars_measured", SATISFIED, COUNTED), ""
 )
 
 

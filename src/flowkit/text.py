@@ -11,7 +11,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 ELLIPSIS = "…"
 EXCERPT = "\n  | "
@@ -24,6 +24,7 @@ _COMPARED = 200
 _NAME_CHARS = 40
 _LINE_CHARS = 100
 _VALUE_CHARS = 80
+_CAUSE_CHARS = 200
 _HOST = r"(?:[A-Za-z0-9._%-]+|\[[0-9A-Fa-f:.%]+\])(?::\d{1,5})?"
 _ADDRESS = re.compile(
     rf"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+]*)://)?(?:[^/?#@]*@)?(?P<hosts>{_HOST}(?:, ?{_HOST})*)(?:[/?][^@]*)?"
@@ -139,6 +140,15 @@ def count_of(number: int, what: str) -> str:
 def describe_set_aside(batches: int) -> str:
     """Return a text for the number of failed batches that a node has set aside."""
     return "1 batch is set aside" if batches == 1 else f"{batches:,} batches are set aside"
+
+
+def describe_causes(codes: Mapping[str, int], latest: str) -> str:
+    """Return why batches have failed: how many with each reason code, most first, and the error of the latest one."""
+    ordered = sorted(codes.items(), key=lambda each: (-each[1], each[0]))
+    shown = [f"{code} {count:,}" for code, count in ordered[:_NAMES]]
+    more = sum(count for _, count in ordered[_NAMES:])
+    others = [f"others {more:,}"] if more else []
+    return f"{', '.join([*shown, *others])}; latest: {shorten(latest, _CAUSE_CHARS)}"
 
 
 def truncate(text: str, chars: int) -> str:

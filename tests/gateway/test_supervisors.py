@@ -14,6 +14,7 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
+from flowkit.core import instruments
 from flowkit.gateway import transports
 from flowkit.gateway.delivery import (
     JobState,
@@ -32,7 +33,8 @@ from flowkit.gateway.transports import (
     Unreachable,
 )
 from flowkit.testing.supervisor import Misbehavior, MyceliumNode, Received, Supervisor
-from tests.integration.harness import eventually, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, wait_seconds
+from tests.unit.measured import measuring
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -183,8 +185,9 @@ async def test_a_job_counts_as_running_only_while_its_supervisor_has_it(listens:
         used.supervisor.misbehave("*", *[Misbehavior.DISCONNECT] * 20)
         if not listens:
             await used.supervisor.close()
-        with pytest.raises(Unreachable):
+        with measuring() as measured, pytest.raises(Unreachable):
             await used.run(job(), timeout_sec=1.2)
+        assert measured.counted(instruments.FAILED_DELIVERIES) == {(Unreachable.code,): 1}
         assert used.states == []
 
 
@@ -439,7 +442,7 @@ async def test_of_a_late_reply_only_status_size_and_digest_are_kept() -> None:
         used.calls.on_late = note
         used.supervisor.misbehave("3:11:501", Misbehavior.TWICE)
         assert (await used.run(job(f"it is {SECRET}"))).text == "it is (hidden)"
-        kept = await asyncio.wait_for(late.get(), 10)
+        kept = await asyncio.wait_for(late.get(), EVENT_TIMEOUT_SEC)
         assert (kept.status, len(kept.sha256)) == ("result", 64)
         assert kept.bytes > len(SECRET)
 
@@ -460,11 +463,11 @@ async def late_replies(*, says_errors: bool) -> None:
         ):
             used.supervisor.misbehave(id, how)
         assert (await used.run(job(id="twice"))).success
-        assert await asyncio.wait_for(late.get(), 10) == "twice"
+        assert await asyncio.wait_for(late.get(), EVENT_TIMEOUT_SEC) == "twice"
         in_time = asyncio.create_task(used.run(job(id="in time"), 1.9))
         with pytest.raises(ReplyTimeout):
             await used.run(job(id="late"), 1.0)
-        assert await asyncio.wait_for(late.get(), 10) == "late"
+        assert await asyncio.wait_for(late.get(), EVENT_TIMEOUT_SEC) == "late"
         assert (await in_time).success
 
 
@@ -524,7 +527,7 @@ async def test_a_request_that_begins_while_the_inbox_is_read_does_not_wait_for_t
 
         used.node.pop = slow_pop
         assert (await used.run(job())).success
-        await asyncio.wait_for(looks.wait(), 10)
+        await asyncio.wait_for(looks.wait(), EVENT_TIMEOUT_SEC)
         running = asyncio.create_task(used.run(job("sleep:0.2", id="2")))
         await eventually(second)
         begun.set()
@@ -556,7 +559,7 @@ async def test_a_reply_arrives_while_a_late_one_cannot_be_stored() -> None:
         used.calls.on_late = hang
         used.supervisor.misbehave("twice", Misbehavior.TWICE)
         assert (await used.run(job(id="twice"))).success
-        await asyncio.wait_for(arrived.wait(), 10)
+        await asyncio.wait_for(arrived.wait(), EVENT_TIMEOUT_SEC)
         assert (await used.run(job())).success
 
 

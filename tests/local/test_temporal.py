@@ -16,6 +16,7 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest, ListWork
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.service import RPCError
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit.local.ports import is_listening
 from flowkit.local.temporal import NAMESPACE, SQLITE_DRIVER, TemporalServer, temporal_cli
@@ -135,7 +136,7 @@ async def test_server_works_after_hundreds_of_cancelled_requests(tmp_path: Path)
     with TemporalServer(tmp_path) as server:
         client = await Client.connect(server.address)
         await asyncio.gather(*(cancel_requests(client, names, chance) for _ in range(24)))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
             await until_started(client, "afterwards")
         assert await is_running(server, "afterwards")
 

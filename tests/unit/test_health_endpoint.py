@@ -7,6 +7,7 @@ import json
 import socket
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit.attempt.background import BridgeHealth, Health, LoopHealth, RoleHealth
 from flowkit.cli.health import health_endpoint
@@ -24,7 +25,7 @@ def respond(
     port: int, method: str = "GET", path: str = "/", host: str = DEFAULT_HEALTH_HOST
 ) -> tuple[int, bytes]:
     """Return status and body of one request."""
-    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection = http.client.HTTPConnection(host, port, timeout=EVENT_TIMEOUT_SEC)
     try:
         connection.request(method, path)
         response = connection.getresponse()
@@ -89,7 +90,10 @@ def test_other_methods_are_rejected() -> None:
 def test_clients_that_do_not_finish_their_request_keep_no_probe_out() -> None:
     port = free_port()
     with health_endpoint(HealthOptions(port=port), lambda: GOOD):
-        clients = [socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=30) for _ in range(60)]
+        clients = [
+            socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=EVENT_TIMEOUT_SEC)
+            for _ in range(60)
+        ]
         for client in clients:
             client.sendall(b"GET / HT")
         assert respond(port)[0] == 200
@@ -103,7 +107,7 @@ def test_client_that_sends_its_request_too_slowly_is_cut_off(monkeypatch: pytest
     port = free_port()
     with (
         health_endpoint(HealthOptions(port=port), lambda: GOOD),
-        socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=30) as client,
+        socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=EVENT_TIMEOUT_SEC) as client,
     ):
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
         assert client.recv(1) == b""

@@ -243,6 +243,11 @@ class AttemptStorage:
             await retry_while_unavailable(lambda: artifacts.count_quarantined(attempt)),
         )
 
+    async def why_set_aside(self) -> str:
+        """Return why the batches have failed that the node has set aside, in words."""
+        artifacts, attempt = self._artifacts, self._attempt
+        return await retry_while_unavailable(lambda: artifacts.why_quarantined(attempt))
+
     async def count_settled(self) -> int:
         """Return how many batches the generation of the node has stored or set aside."""
         return await retry_while_unavailable(lambda: self._artifacts.count_settled(self._attempt))

@@ -6,6 +6,7 @@ import inspect
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
@@ -153,6 +154,13 @@ Processes = Annotated[
 ]
 Check = Annotated[
     bool, typer.Option("--check", help="Load handlers, functions and settings, report errors, and exit.")
+]
+After = Annotated[
+    Path | None,
+    typer.Option(
+        hidden=True,
+        help="Load handlers, functions and settings, then wait for the lock of this file: `flowkit up --reload`.",
+    ),
 ]
 Functions = Annotated[
     list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")

@@ -87,6 +87,8 @@ def log_processes(verbose: bool) -> None:
     `FLOWKIT_LOG_FORMAT` chooses text or JSON, `FLOWKIT_LOG_LEVEL` another level. Raise ConfigError if one is invalid.
     """
     level = log.read_level(logging.INFO if verbose else logging.WARNING)
+    if log.read_format() == "json":
+        log.log_what_python_prints()
     _configure(level, log.process_formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
 

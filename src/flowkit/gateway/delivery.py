@@ -21,6 +21,8 @@ from cachetools import FIFOCache, TTLCache
 from pydantic import BaseModel, ConfigDict
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
+from flowkit.core.instruments import FAILED_DELIVERIES
+from flowkit.gateway import DEFAULT_MYCELIUM_URL
 from flowkit.gateway.http_client import DEFAULT_ALLOWED, AllowedNetworks, guarded_connector, open_session
 from flowkit.gateway.transports import (
     SYNC_SEC,
@@ -29,6 +31,7 @@ from flowkit.gateway.transports import (
     MyceliumTransport,
     ReplyTimeout,
     SupervisorError,
+    SupervisorNotAllowed,
     Transport,
     Unreachable,
 )
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
 
     from flowkit.gateway.destinations import Destination
 
-DEFAULT_MYCELIUM_URL: Final = "http://127.0.0.1:8990"
 _UNKNOWN_METHOD: Final = -32601
 _REMEMBERED: Final = 10_000
 _FAMILY_SEC: Final = 600.0
@@ -168,6 +170,10 @@ class RemoteSupervisors:
         """Called with the id of a job and what is kept of a reply that came too late, or twice."""
 
     async def __aenter__(self) -> Self:
+        for kind in (Unreachable, ReplyTimeout, SupervisorNotAllowed, BadReply):
+            FAILED_DELIVERIES.add(
+                kind.code, amount=0
+            )  # So that Prometheus sees the first one as an increase.
         to_node = open_session(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60))
         self._transports = {
             "http": HttpTransport(open_session(connector=guarded_connector(self._networks))),
@@ -204,6 +210,7 @@ class RemoteSupervisors:
             else:
                 outcome = await work.create_and_poll(self._slow_sec, self._poll_sec)
         except SupervisorError as error:
+            FAILED_DELIVERIES.add(error.code)
             raise type(error)(mask(str(error), secrets)) from None
         return JobOutcome(
             success=outcome.success,

@@ -366,7 +366,7 @@ class JobHandler(RoleHandler):
             await self._fail(dispatch, JobFailed(error.code, str(error)))
             raise
         except asyncio.CancelledError:
-            if ctx.cancelled():
+            if ctx.cancel_requested:
                 await asyncio.shield(self._stop(dispatch))
             raise
 

@@ -100,7 +100,7 @@ export class AttemptLines {
   append({ kept, lines, earlier, end }) {
     const atEnd = this.list.scrollTop + this.list.clientHeight >= this.list.scrollHeight - 4;
     if (!this.last) this.older.hidden = !earlier;
-    this.last = end; // Beyond the last line here if there are later ones of a lower level.
+    this.last = end;
     if (lines.length) {
       this.first ||= lines[0].place;
       this.list.append(...lines.flatMap(rows));

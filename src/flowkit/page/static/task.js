@@ -9,7 +9,7 @@ import { collapse, isLarge } from "./groups.js";
 import { NodePanel } from "./panel.js";
 import { TaskState } from "./state.js";
 import { Timeline } from "./timeline.js";
-import { clock, duration, ENDED, percent, sentenceOf, STATUSES, symbolOf } from "./words.js";
+import { clock, duration, ENDED, percent, sentenceOf, STATUSES, symbolOf, totalOf } from "./words.js";
 
 const ATTEMPTS_MS = 2000;
 const TICK_MS = 1000;
@@ -364,13 +364,19 @@ export class TaskPage {
     const { task, rows, problem, at } = this.state;
     const counts = new Map();
     for (const row of rows.filter(Boolean)) counts.set(row.status, (counts.get(row.status) || 0) + 1);
-    const seconds = task.seconds === null ? null : task.seconds + (task.closed ? 0 : Math.max(0, this.now - at));
+    const since = task.closed ? 0 : Math.max(0, this.now - at);
+    const [seconds, total] = [task.seconds, task.total_seconds].map((each) => (each === null ? null : each + since));
+    const all = totalOf({ seconds, total_seconds: total });
+    const latest = all ? "latest run " : "";
     const waiting = rows.filter((row) => row?.awaits_decision);
+    const aside = rows.reduce((sum, row) => sum + (row?.failed_batches || 0), 0);
     update(this.headline,
       h("p", { class: "summary" },
         h("span", { class: `status ${task.status}` }, `${symbolOf(task.status)} ${STATUSES[task.status]?.word || task.status}`),
-        h("span", {}, task.closed ? `took ${duration(seconds)}` : `for ${duration(seconds)}`),
+        seconds !== null && h("span", {}, `${latest}${task.closed ? "took" : "for"} ${duration(seconds)}`),
+        all && h("span", { class: "note" }, all),
         [...counts].map(([status, count]) => h("span", { class: `count ${status}` }, `${symbolOf(status)} ${count.toLocaleString()} ${STATUSES[status]?.word || status}`)),
+        aside > 0 && h("span", { class: "count aside" }, `⊟ ${aside.toLocaleString()} ${aside === 1 ? "batch" : "batches"} set aside`),
         task.source === "document" && !task.closed && h("span", { class: "note" }, "from the document: no engine responds")),
       task.reason && h("p", { class: "reason" }, task.reason),
       task.paused?.length ? h("p", { class: "paused" }, `‖ paused: ${task.paused.join("; ")}`) : null,
