@@ -106,6 +106,42 @@ def _name(called: ast.expr) -> str:
     return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
 
 
+CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time"}
+
+
+def reads_a_clock(node: ast.AST) -> bool:
+    """Return whether an expression asks how much time has passed."""
+    return any(isinstance(each, ast.Call) and _name(each.func) in CLOCKS for each in ast.walk(node))
+
+
+def timed_judgements(path: Path) -> list[int]:
+    """Return the lines of the assertions that fail if something has taken long."""
+    if not any(clock in line for line in lines_of(path) for clock in CLOCKS):
+        return []
+    compared = [
+        (each.lineno, each.left, op, right)
+        for statement in ast.walk(tree(path))
+        if isinstance(statement, ast.Assert)
+        for each in ast.walk(statement.test)
+        if isinstance(each, ast.Compare)
+        for op, right in zip(each.ops, each.comparators, strict=True)
+    ]
+    return [
+        line
+        for line, left, op, right in compared
+        if (isinstance(op, (ast.Lt, ast.LtE)) and reads_a_clock(left))
+        or (isinstance(op, (ast.Gt, ast.GtE)) and reads_a_clock(right))
+    ]
+
+
+def test_no_test_judges_by_seconds_of_the_machine(tmp_path: Path) -> None:
+    """`tests/processor_time.py` judges growth and processor time; limits of waits are in `EVENT_TIMEOUT_SEC`."""
+    bad = tmp_path / "test_bad.py"
+    bad.write_text("assert time.monotonic() - began < 5, 'slow'\nassert 2 > perf_counter() - began > 1\n")
+    assert len(timed_judgements(bad)) == 2
+    assert [place(path, str(line)) for path in checks() for line in timed_judgements(path)] == []
+
+
 def test_tests_wait_for_events_instead_of_sleeping() -> None:
     assert [found for path in checks() if path.name not in HELPERS for found in sleeps(path)] == []
 

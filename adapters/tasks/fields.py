@@ -18,6 +18,7 @@ from flowkit.adapters.mongo import iso, moment
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.validation import parents_by_node
 from flowkit.limits import LARGE_DOCUMENT_BYTES, NODE_STATE_BYTES
+from flowkit.masks import secret_paths
 from flowkit.models import RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
 
 if TYPE_CHECKING:
@@ -39,9 +40,6 @@ NODE_STATES: Fields = {
     "graph.nodes.attempt_epoch": 1,
 }
 """Projection with the status and epoch of each node."""
-
-WAITS_FOR = "waits_for"
-"""Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
 
 FAILURES = "failures"
 """The field of a node's entry with how many attempts of its generation had failed before the latest one began. Absent
@@ -72,6 +70,10 @@ SATISFIED = "coordinator.satisfied"
 TRUNCATED = "coordinator.truncated"
 """Field of a document from which FlowKit has cut errors or other texts, because it would have become too large."""
 
+COUNTED = "coordinator.counted"
+"""Field with the `revision` and the number of `nodes` of a task when its latest rerun began; absent before. The ends of
+the nodes that no later action has started again have been counted before."""
+
 PINNED = "coordinator.pinned"
 """Field with the version of each role that a task has fixed (`version_policy`). `/` replaces the dots in a role."""
 
@@ -94,6 +96,16 @@ def read_satisfied(stored: Mapping[str, Any]) -> list[str]:
     return [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
 
 
+def has_ended_since(index: int, node: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Return whether the end of a node has not been counted before the latest rerun of its task."""
+    before = (stored.get("coordinator") or {}).get("counted")
+    if not isinstance(before, dict):
+        return True
+    revision = str(node.get("reset_by") or "").rpartition("/")[2]
+    started_again = revision.isdecimal() and int(revision) > int(before["revision"])
+    return started_again or index >= int(before["nodes"])
+
+
 def new_task(
     task_id: str,
     params: Fields,
@@ -113,7 +125,7 @@ def new_task(
         "id": task_id,
         "pipeline_id": task_id,
         "status": TaskStatus.QUEUED.value,
-        "params": params,
+        **params_fields(params, graph),
         "graph": {
             **kept,
             "nodes": [new_node(node, parents[node["node_id"]]) for node in graph["nodes"]],
@@ -134,6 +146,17 @@ def new_task(
         **({SCHEDULED_AT: scheduled_at} if scheduled_at else {}),
         **owner(namespace_id, database_id),
     }
+
+
+SECRET_PARAMS = "secret_params"
+"""The field that lists where the params are secret, as their schema says: paths of keys and indexes. None without a
+schema."""
+
+
+def params_fields(params: Fields, graph: Fields) -> Fields:
+    """Return the fields of a document that hold the params of a task."""
+    schema = graph.get(PARAMS_SCHEMA)
+    return {"params": params, SECRET_PARAMS: None if schema is None else secret_paths(params, schema)}
 
 
 def estimate_bytes(params: Fields, graph: Fields) -> int:

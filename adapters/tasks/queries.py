@@ -29,7 +29,6 @@ from flowkit.adapters.tasks.fields import (
     PINNED,
     SCHEDULED_AT,
     TIMES,
-    WAITS_FOR,
     WIRING,
     TaskTimes,
     nodes_of,
@@ -40,7 +39,8 @@ from flowkit.adapters.tasks.reset import read_first_epochs
 from flowkit.graph.input_adapters import PULL, replace_alias
 from flowkit.graph.scheduled import format_nominal
 from flowkit.graph.validation import parents_by_node
-from flowkit.models import OPEN_TASK_STATUSES, FailureKind, NodeStatus
+from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, FailureKind, NodeStatus
+from flowkit.models.waits import KIND, TEXT
 from flowkit.protocol.messages import EventKind
 from flowkit.validation.arguments import require, task_id_problem
 
@@ -244,7 +244,7 @@ class TaskQueries:
         status: str | None,
         limit: int,
         *,
-        held: bool = False,
+        waits: str | None = None,
         name: str | None = None,
         since: float | None = None,
         ended_since: float | None = None,
@@ -253,14 +253,15 @@ class TaskQueries:
     ) -> list[dict[str, Any]]:
         """Return up to `limit` tasks, newest first and without their nodes. `status` None selects every status.
 
-        With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those whose
+        With `waits`, return only tasks with a node that waits for something of this kind; with `name`, only those whose
         `pipeline_name` or, without it, graph has this name; with `since` or `ended_since`, times in seconds since the
         epoch, only those that have started or ended then or later; with `id_prefix`, only those whose id begins so.
         `skip` is the number of newer tasks to leave out.
         """
         wanted: dict[str, Any] = {} if status is None else {"status": status}
-        if held:
-            wanted["graph.nodes.held_until_ms"] = {"$gt": 0}
+        if waits is not None:
+            waiting = {KIND: waits, "status": {"$in": OPEN_NODE_STATUSES}}
+            wanted |= {"finished_at": None, "graph.nodes": {"$elemMatch": waiting}}
         if since is not None:
             wanted["started_at"] = {"$gte": iso(since)}
         if ended_since is not None:
@@ -532,10 +533,10 @@ class TaskQueries:
         return {key: _external_run(row, waits.get(key[0])) for key, row in runs.items()}
 
     async def _waits(self, task_id: str) -> dict[str, str]:
-        names = {"_id": 0, "graph.nodes.node_id": 1, f"graph.nodes.{WAITS_FOR}": 1}
+        names = {"_id": 0, "graph.nodes.node_id": 1, f"graph.nodes.{TEXT}": 1}
         stored = await self._db.tasks.find_one({"id": task_id}, names)
         nodes = stored["graph"]["nodes"] if stored else []
-        return {node["node_id"]: node[WAITS_FOR] for node in nodes if node.get(WAITS_FOR)}
+        return {node["node_id"]: node[TEXT] for node in nodes if node.get(TEXT)}
 
     @translate_errors
     async def open_counts(self) -> dict[str, int]:

@@ -24,7 +24,7 @@ from flowkit.errors import ConfigError
 from flowkit.local import Stack
 from flowkit.models import TaskStatus
 from flowkit.testing import memory_database
-from tests.integration.harness import Harness, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, node
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +39,7 @@ def function(node_id: str, *parents: str) -> dict[str, Any]:
 async def test_result_and_wait_return_the_outcome_of_a_finished_task(harness: Harness) -> None:
     engine = await harness.engine()
     task_id = await harness.create(function("a"))
-    result = await engine.result(task_id, timeout=60)
+    result = await engine.result(task_id, timeout=EVENT_TIMEOUT_SEC)
     assert (result.task_id, result.status, result.handled_failures) == (task_id, TaskStatus.FINISHED, [])
     assert await engine.wait(task_id) is TaskStatus.FINISHED
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.integration.handlers import TICK_SEC, Ticking
-from tests.integration.harness import eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 
 if TYPE_CHECKING:
     from tests.cli.conftest import Program
@@ -73,7 +73,7 @@ async def test_killed_worker_loses_at_most_the_lines_of_its_last_second(
 
     await eventually(has_written_often)
     killed.kill()
-    killed.wait(10)
+    killed.wait(EVENT_TIMEOUT_SEC)
     numbers = logged.read_text().splitlines()
     await harness.worker({"ticking": Ticking()})
     await harness.result(task_id)

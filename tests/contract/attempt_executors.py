@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from tests.contract.builders import RUN, WORKER
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit.activities.calls import Threads
 from flowkit.activities.function_attempt import BuiltInFunctionExecutor, FunctionExecutor
@@ -107,7 +108,7 @@ def function_executor(db: Any, attempt: AttemptInput, function: Any) -> Function
 async def failure_of(executor: RoleExecutor) -> AttemptFailure:
     """Run an attempt and return its failure."""
     try:
-        await asyncio.wait_for(executor.run(), 30)
+        await asyncio.wait_for(executor.run(), EVENT_TIMEOUT_SEC)
     except AttemptFailed as error:
         return error.failure
     except FlowKitError as error:

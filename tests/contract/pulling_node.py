@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tests.contract.builders import AT, TASK, WORKER, attempt
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 
 from flowkit.activities.batches.puller import Puller
 from flowkit.adapters.artifacts import ArtifactStore
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from flowkit.activities.batches.puller import ByteBudget, Delivery
     from flowkit.adapters.entries import Mark, Scan
     from flowkit.adapters.tasks.store import TaskStore
-
-TIMEOUT_SEC = 60.0
 
 
 class WatchedArtifacts(ArtifactStore):

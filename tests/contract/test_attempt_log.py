@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit.activities import attempt_log
 from flowkit.activities.attempt_log import AttemptEventLog
@@ -174,5 +175,5 @@ async def test_a_running_attempt_is_logged_in_the_background(
     running = asyncio.create_task(log.run())
     with log.attempt(attempt(), LEASE, lambda: False) as one:
         one.batch_ok("b1")
-        await asyncio.wait_for(written.wait(), 30)
+        await asyncio.wait_for(written.wait(), EVENT_TIMEOUT_SEC)
     running.cancel()

@@ -25,6 +25,7 @@ from tests.contract.builders import (
     stored,
     stored_statuses,
 )
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.unit.measured import measuring
 
 from flowkit.activities import tasks as activities
@@ -271,7 +272,7 @@ async def test_slow_write_sends_heartbeats(monkeypatch: pytest.MonkeyPatch) -> N
     environment, beats = ActivityEnvironment(), asyncio.Event()
     environment.on_heartbeat = lambda *_: beats.set()
     closing = asyncio.create_task(environment.run(engine(tasks).close_task, close()))
-    await asyncio.wait_for(beats.wait(), 10)
+    await asyncio.wait_for(beats.wait(), EVENT_TIMEOUT_SEC)
     assert not closing.done()
     tasks.ends.set()
     assert await closing

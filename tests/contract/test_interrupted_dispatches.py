@@ -13,6 +13,7 @@ from temporalio.exceptions import ApplicationError
 from temporalio.testing import ActivityEnvironment
 from tests.contract.bridges import UNUSED, Parts, context_of
 from tests.contract.builders import AT, RUN, attempt, opened
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.unit.event_loop import until
 
 from flowkit.bridge.commands import CommandSender, Placement
@@ -73,7 +74,7 @@ class Try:
     async def interrupted(self, why: ActivityCancellationDetails) -> BaseException | None:
         """Cancel the activity, stop its bridge, and return the activity's error."""
         self.temporal.cancel(why)
-        await asyncio.wait([self.running], timeout=20)
+        await asyncio.wait([self.running], timeout=EVENT_TIMEOUT_SEC)
         assert self.running.done(), "the dispatch still waits"
         await self.dispatcher.stop()
         return asyncio.CancelledError() if self.running.cancelled() else self.running.exception()
@@ -108,7 +109,7 @@ async def waiting_for_kafka(db: Any, tasks: TaskStore, error: FlowKitError | Non
     await opened(tasks, "a")
     kafka = Kafka(error)
     made = started(db, kafka)
-    await asyncio.wait_for(kafka.asked.wait(), 20)
+    await asyncio.wait_for(kafka.asked.wait(), EVENT_TIMEOUT_SEC)
     return made
 
 

@@ -14,6 +14,7 @@ from tests.contract.builders import (
     stored_node,
 )
 from tests.contract.freezing_database import FreezingDatabase
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.attempt_log import AttemptEventLog
@@ -70,7 +71,7 @@ async def finished_by_later_tries(db: Any, *uids: str) -> None:
 async def end_of(first: asyncio.Task[Any]) -> None:
     """Wait for a try that may end with the stored result, or with an error for which the workflow takes a new epoch."""
     try:
-        await asyncio.wait_for(first, 30)
+        await asyncio.wait_for(first, EVENT_TIMEOUT_SEC)
     except (EpochTaken, Fenced):
         pass
     except AttemptFailed as error:

@@ -11,6 +11,7 @@ import pytest
 from tests.contract.bridge_side import BridgeSide
 from tests.contract.bridges import UNUSED, context_of
 from tests.contract.builders import AT, attempt
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.adapters.dispatches import Dispatch, DispatchState, Outcome, OutcomeKind, WorkerLease
@@ -107,7 +108,7 @@ class World:
     async def look(self) -> None:
         """Let the waiting attempt look some times."""
         reads = self.kafka.reads + len(self.signals.stopped)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
             while self.kafka.reads + len(self.signals.stopped) < reads + 3:
                 await let_other_tasks_run()
 
@@ -135,7 +136,7 @@ async def test_a_command_that_is_gone_without_an_acceptance_ends_the_wait(
     await world.look()
     assert not waiting.done()
     world.kafka.status_processed = True
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, EVENT_TIMEOUT_SEC)
     assert await world.store.find_late(attempt().task_id, "a", 2) == []
 
 
@@ -149,7 +150,7 @@ async def test_a_worker_that_has_begun_is_stopped_and_ends_the_wait_with_its_own
     assert set(world.signals.stopped) == {"w"}
     assert not waiting.done()
     await world.store.settle(world.key)
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, EVENT_TIMEOUT_SEC)
 
 
 async def test_a_worker_that_loses_its_lease_ends_the_wait(world: World) -> None:
@@ -158,7 +159,7 @@ async def test_a_worker_that_loses_its_lease_ends_the_wait(world: World) -> None
     await world.look()
     assert not waiting.done()
     world.context.at += 2 * TTL_SEC
-    await asyncio.wait_for(waiting, 20)
+    await asyncio.wait_for(waiting, EVENT_TIMEOUT_SEC)
 
 
 async def test_events_of_a_cancelled_attempt_show_who_runs_it_and_that_it_has_ended(db: Any) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.contract.attempt_executors import Returning, failure_of, role_executor
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, opened
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.integration.harness import eventually, wait_seconds
 
 from flowkit.activities.batches import backpressure
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
     from flowkit.adapters.tasks.store import TaskStore
 
-TIMEOUT_SEC = 60.0
 OK = BatchResult(success=True)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, RUN, TASK, attempt, batches, begun, opened, record, shown
-from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end, ended_source
+from tests.contract.pulling_node import Pull, WatchedArtifacts, end, ended_source
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import NodeStatus

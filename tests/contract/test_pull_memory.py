@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import bson
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt
-from tests.contract.pulling_node import TIMEOUT_SEC, Pull, end
+from tests.contract.pulling_node import Pull, end
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.batches.puller import ByteBudget

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, documents_of, opened
-from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end, ended_source
+from tests.contract.pulling_node import Pull, WatchedArtifacts, end, ended_source
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 
 from flowkit.activities.batches.puller import split
 from flowkit.core.utils import stable_hash

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pymongo.errors import AutoReconnect
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, documents_of
-from tests.contract.pulling_node import TIMEOUT_SEC, Pull, ended_source
+from tests.contract.pulling_node import Pull, ended_source
 from tests.contract.recording_database import RecordingDatabase
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.outages import retry_while_unavailable

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.contract.builders import AT, TASK, WORKER, attempt, batches, begun, documents_of, opened
-from tests.contract.pulling_node import TIMEOUT_SEC, Pull, WatchedArtifacts, end
+from tests.contract.pulling_node import Pull, WatchedArtifacts, end
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.batches import puller

@@ -9,6 +9,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from tests.contract.bridges import context_of
 from tests.contract.builders import AT, opened
 from tests.contract.test_dispatch_renewals import accepted
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit.adapters.dispatches import Outcome, OutcomeKind
 from flowkit.bridge.delivery import Delivery
@@ -45,7 +46,7 @@ async def test_run_that_stopped_for_a_withdrawn_flag_yields(db: Any, tasks: Task
     await store.request_cancel(record.key, "cancelled", AT)
     ended = await store.end(record.key, Outcome(kind=OutcomeKind.CANCELLED, at=AT, worker_id="w-1"))
     assert ended is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(EVENT_TIMEOUT_SEC):
         await Delivery(context).deliver(ended)
     (failure,) = temporal.failures
     assert failure.details[0]["kind"] == "yielded"

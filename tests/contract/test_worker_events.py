@@ -13,6 +13,7 @@ from unittest.mock import AsyncMock
 import pytest
 from pymongo.errors import BulkWriteError
 from tests.contract.builders import AT, TASK, WORKER, attempt, documents_of, seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit.activities.attempt_log import AttemptEventLog
 from flowkit.adapters.worker_events import WorkerEvents, accepted, cancelled, done, failed
@@ -194,7 +195,7 @@ async def test_events_are_written_in_groups_in_the_background() -> None:
     running = asyncio.create_task(log.run())
     for name in "abc":
         log.add(done(attempt(name), WORKER, AT))
-    await asyncio.wait_for(failing_log.written.wait(), 30)
+    await asyncio.wait_for(failing_log.written.wait(), EVENT_TIMEOUT_SEC)
     running.cancel()
     assert (failing_log.nodes, failing_log.calls) == (["a", "b", "c"], 1)
 
@@ -206,7 +207,7 @@ async def test_events_wait_in_order_while_the_store_is_unavailable(caplog: pytes
     assert not await log.flush()
     log.add(done(attempt("b"), WORKER, AT))
     running = asyncio.create_task(log.run())
-    await asyncio.wait_for(failing_log.written.wait(), 30)
+    await asyncio.wait_for(failing_log.written.wait(), EVENT_TIMEOUT_SEC)
     running.cancel()
     assert failing_log.nodes == ["a", "b"]
     assert len([entry for entry in caplog.records if entry.levelno >= logging.WARNING]) == 1

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING, Self
 
 from tests.docs.pages import SHELL, blocks
 from tests.fork_server import fork_server, forked
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tests.docs.pages import Block
-
-TIMEOUT = 90.0
-"""Timeout in seconds for every wait; far above the expected time."""
 
 REMEMBER = 'trap \'code=$?; export -p > "$STATE/exports"; pwd > "$STATE/folder"; exit $code\' EXIT\n'
 RECALL = 'source "$STATE/exports"; cd "$(cat "$STATE/folder")"; set -e\n'
@@ -58,25 +56,27 @@ class Terminal:
             self._changed.notify_all()
 
     def wait_for(self, text: str) -> None:
-        """Wait until the command has printed `text`; raises AssertionError at its end or after TIMEOUT."""
+        """Wait until the command has printed `text`; raises AssertionError at its end or after EVENT_TIMEOUT_SEC."""
         with self._changed:
-            self._changed.wait_for(lambda: text in self.output or self._process.poll() is not None, TIMEOUT)
+            self._changed.wait_for(
+                lambda: text in self.output or self._process.poll() is not None, EVENT_TIMEOUT_SEC
+            )
         assert text in self.output, f"never printed {text!r}:\n{self.output}"
 
     def press_ctrl_c(self) -> None:
         """Interrupt the command and wait for its end."""
         os.killpg(self._process.pid, signal.SIGINT)
-        self._process.wait(TIMEOUT)
+        self._process.wait(EVENT_TIMEOUT_SEC)
 
     def close(self) -> None:
         """Stop the command with all its children, by force if necessary."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGTERM)
         try:
-            self._process.wait(TIMEOUT)
+            self._process.wait(EVENT_TIMEOUT_SEC)
         except subprocess.TimeoutExpired:
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._reader_thread.join(TIMEOUT)
+        self._reader_thread.join(EVENT_TIMEOUT_SEC)
 
 
 class Reader:
@@ -162,7 +162,7 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=TIMEOUT,
+            timeout=EVENT_TIMEOUT_SEC,
             check=False,
         )
         wanted = int(block.marks.get("exit", "0"))

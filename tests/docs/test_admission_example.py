@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 from pymongo import MongoClient
 from tests.docs.pages import DOCS, ROOT, SHELL, blocks
-from tests.docs.reader import TIMEOUT, expect
+from tests.docs.reader import expect
 from tests.fork_server import fork_server
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,14 +73,14 @@ def test_dora_is_served_while_flood_waits(environment: dict[str, str], tmp_path:
         for part in running:
             part.terminate()
         for part in running:
-            part.wait(TIMEOUT)
+            part.wait(EVENT_TIMEOUT_SEC)
 
 
 def run(block: Block, environment: dict[str, str], folder: Path) -> str:
     """Run the command of a block. Return what it prints."""
     program, *arguments = shlex.split(block.text)
     module = "flowkit" if program == "flowkit" else arguments.pop(0).removesuffix(".py")
-    code, out, err = fork_server().run(arguments, folder, environment, TIMEOUT, module=module)
+    code, out, err = fork_server().run(arguments, folder, environment, EVENT_TIMEOUT_SEC, module=module)
     assert code == 0, out + err
     return out.replace(environment["FLOWKIT_QUEUE"], "flowkit")
 
@@ -87,9 +88,9 @@ def run(block: Block, environment: dict[str, str], folder: Path) -> str:
 def wait_until_three_are_active(environment: dict[str, str], folder: Path) -> None:
     """A reader has seen that `flowkit up` has started everything, so the first tasks start at once."""
     status = ["admission", "status", "--json"]
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + EVENT_TIMEOUT_SEC
     while time.monotonic() < deadline:
-        _, out, _ = fork_server().run(status, folder, environment, TIMEOUT)
+        _, out, _ = fork_server().run(status, folder, environment, EVENT_TIMEOUT_SEC)
         if json.loads(out)["active"] == 3:
             return
     raise AssertionError(f"three requests never became active:\n{out}")

@@ -18,6 +18,7 @@ import pytest
 import typer
 from filelock import FileLock
 from tests.docs.pages import DOCS, PAGES, ROOT, SHELL, Block, blocks, every_block, inline_codes, place
+from tests.type_checker import fills_a_cache, run_mypy
 
 from flowkit.actions.table import parse_action
 from flowkit.cli.app import app
@@ -232,6 +233,7 @@ IMPLIED = {
 """Declarations that the fragments on the pages rely on."""
 
 
+@fills_a_cache
 @pytest.mark.slow
 def test_every_program_type_checks() -> None:
     """All blocks of a page form one module, so later blocks can use the definitions of earlier ones."""
@@ -242,8 +244,7 @@ def test_every_program_type_checks() -> None:
             file.unlink()
         written = [module for page in PAGES if (module := as_module(folder, page))]
         assert len(written) > 5
-        command = [sys.executable, "-m", "mypy", *map(str, written)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = run_mypy(*map(str, written))
     assert done.returncode == 0, done.stdout + done.stderr
 
 

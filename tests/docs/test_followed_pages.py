@@ -39,7 +39,7 @@ def reader(tmp_path: Path, stack: Stack) -> Iterator[Reader]:
 
 @pytest.mark.server
 @pytest.mark.slow(80)
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("page", FOLLOWED, ids=lambda page: page.stem)
 def test_a_page_can_be_followed(page: Path, reader: Reader) -> None:
     reader.follow(page)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from pymongo import MongoClient
 from tests.docs.pages import ROOT, blocks
-from tests.docs.reader import TIMEOUT, Reader, expect
+from tests.docs.reader import Reader, expect
 from tests.fork_server import fork_server
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +54,7 @@ def check_out(folder: Path) -> None:
 @pytest.mark.server
 @pytest.mark.nightly
 @pytest.mark.skipif(not (ROOT / ".venv/.installed").exists(), reason="the environment was not made by make")
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("folder", [".", "examples/second_hour"])
 def test_a_readme_can_be_followed(folder: str, reader: Reader) -> None:
     reader.follow(ROOT / folder / "README.md")
@@ -64,7 +65,7 @@ def test_the_first_example_is_short_typed_and_prints_what_the_readme_shows(tmp_p
     program = next(block for block in page if block.marks.get("file") == "words.py")
     assert len(program.text.splitlines()) <= 40
     (tmp_path / "words.py").write_text(program.text, encoding="utf-8")
-    code, out, err = fork_server().run([], tmp_path, os.environ, TIMEOUT, module="words")
+    code, out, err = fork_server().run([], tmp_path, os.environ, EVENT_TIMEOUT_SEC, module="words")
     assert code == 0, err
     expect(next(block for block in page if block.language == "text"), out)
 

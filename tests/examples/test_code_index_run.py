@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FILES = {f"shop/part_{number}.py": f"def go_{number}(x):\n    return x or 0\n" for number in range(6)}
-TIMEOUT_SEC = 150
+TIMEOUT_SEC = 400
 
 
 @pytest.fixture

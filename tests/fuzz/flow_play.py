@@ -26,7 +26,7 @@ from tests.fuzz.flow_model import (
     run_problems,
     wire_problems,
 )
-from tests.integration.harness import eventually, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, wait_seconds
 
 from flowkit.gateway.client import CallFailed, GatewayClient, GatewayUnavailable
 from flowkit.local.ports import free_port
@@ -80,7 +80,7 @@ class Processes:
     async def replace(self, part: Part) -> None:
         """Kill a process, and start another one in its place."""
         self._running[part].kill()
-        self._running[part].wait(20)
+        self._running[part].wait(EVENT_TIMEOUT_SEC)
         if part is Part.ENGINE:
             await self._harness.release_tasks()
         self.start(part)

@@ -17,6 +17,7 @@ from flowkit.server.auth import Caller
 from flowkit.server.rpc import AlreadyExists, Call, InvalidTransition, StorageError
 from flowkit.server.tokens import Right
 from flowkit.testing import memory_database
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 CONTEXT, CALLER, FLOW = 3, 11, 40
 TASK = f"flow:1f2e3d4c:{CONTEXT}:{FLOW}/1"
@@ -158,4 +159,4 @@ async def test_an_error_of_the_sdk_says_that_the_change_may_be_applied(
 async def test_a_retry_of_a_run_that_was_deleted_says_how_to_start(world: World) -> None:
     params = models.FlowRetry(context_id=CONTEXT, id=FLOW)
     with pytest.raises(InvalidTransition, match="start the flow with flow.start"):
-        await asyncio.wait_for(world.methods["flow.retry"].call(OPERATOR, params), 30)
+        await asyncio.wait_for(world.methods["flow.retry"].call(OPERATOR, params), EVENT_TIMEOUT_SEC)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -62,12 +61,10 @@ async def test_cancel_reaches_the_handler_and_no_later_node_starts(harness: Harn
         node("a", "paced", inline=LONG), node("b", "quick", "a"), node("c", "quick", "b")
     )
     await harness.until_node(task_id, "a", "running")
-    pressed = time.time()
     assert await harness.coordinator.cancel_task(task_id, reason="budget is spent")
     document = await cancelled(harness, task_id)
     note = await noted(harness, "a.1")
     assert note["reason"] == "budget is spent"
-    assert note["seen_at"] - pressed < 10, "a second is usual"
     assert (document["status"], document["coordinator"]["cancel_reason"]) == ("cancelled", "budget is spent")
     assert document["coordinator"]["cancelled"] is True
     assert await harness.statuses(task_id) == {"a": "cancelled", "b": "skipped", "c": "skipped"}

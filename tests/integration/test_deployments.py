@@ -20,7 +20,7 @@ from flowkit.errors import (
     UnknownTask,
 )
 from flowkit.models.ownership import MEMO
-from tests.integration.harness import node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, node
 
 if TYPE_CHECKING:
     from tests.integration.harness import Harness
@@ -37,7 +37,7 @@ async def test_a_task_is_absent_for_another_deployment(harness: Harness, other_h
     other = other_harness.coordinator
     assert await other.cancel_task(task_id) is False
     with pytest.raises(UnknownTask):
-        await other.result(task_id, timeout=20)
+        await other.result(task_id, timeout=EVENT_TIMEOUT_SEC)
     with pytest.raises(UnknownTask):
         await other.pause(task_id)
     with pytest.raises(TaskIdTaken, match="another deployment"):
@@ -65,7 +65,7 @@ async def test_a_task_without_a_readable_marker_belongs_to_the_deployment_of_its
     assert (await by_command.look_up(id)).state is WorkflowState.OPEN
     assert await harness.coordinator.cancel_task(id) is True
     with pytest.raises(TaskCancelled):
-        await harness.coordinator.result(id, timeout=60)
+        await harness.coordinator.result(id, timeout=EVENT_TIMEOUT_SEC)
 
 
 async def test_ids_of_flows_are_reserved_and_a_rerun_keeps_the_marker(harness: Harness) -> None:

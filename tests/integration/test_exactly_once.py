@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.models import TaskStatus
-from tests.integration.harness import Harness, eventually
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,7 @@ def flaky_engine(harness: Harness, seed: str) -> Iterator[None]:
         yield
     finally:
         process.kill()
-        process.wait(20)
+        process.wait(EVENT_TIMEOUT_SEC)
 
 
 @pytest.mark.slow(25)

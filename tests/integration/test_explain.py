@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from flowkit.cli.app import app
 from tests.integration.handlers import Gated
-from tests.integration.harness import node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, node
 from tests.integration.test_handler_versions import printed
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ async def test_retries_approvals_and_kills_are_parts_of_the_time_of_a_task(harne
     await harness.coordinator.decide(task_id, "check", "approve")
     await harness.until_node(task_id, "clean", "running")
     killed.kill()
-    killed.wait(10)
+    killed.wait(EVENT_TIMEOUT_SEC)
     opened = Gated()
     opened.gate.set()
     await harness.worker({"gated": opened})

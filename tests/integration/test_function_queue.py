@@ -16,7 +16,7 @@ from flowkit.errors import ConfigError
 from flowkit.models import TaskStatus
 from flowkit.plugin import FlowKitPlugin
 from flowkit.testing import memory_database
-from tests.integration.harness import eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 from tests.integration.test_functions import ONCE, SOON, call
 from tests.integration.test_plugin import connected, plugin_of, running
 
@@ -87,7 +87,7 @@ async def test_as_many_plain_functions_run_concurrently_as_there_are_slots(harne
     together = threading.Barrier(20)
 
     def wait_at_barrier(task_id: str) -> None:
-        together.wait(60)
+        together.wait(EVENT_TIMEOUT_SEC)
 
     harness.settings["function_slots"] = 20
     await harness.engine(wait_at_barrier=wait_at_barrier)

@@ -15,7 +15,7 @@ from flowkit.client import TaskFailed
 from flowkit.coordinator.adapters import default_adapters
 from flowkit.models import TaskStatus
 from tests.integration.handlers import Gated
-from tests.integration.harness import is_local_attempt, node, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, is_local_attempt, node, wait_seconds
 
 if TYPE_CHECKING:
     from tests.integration.harness import Harness
@@ -55,7 +55,7 @@ async def markers(harness: Harness, task_id: str) -> int:
 async def failure(harness: Harness, task_id: str) -> str:
     """Return why the task failed."""
     with pytest.raises(TaskFailed) as failed:
-        await harness.coordinator.result(task_id, timeout=60)
+        await harness.coordinator.result(task_id, timeout=EVENT_TIMEOUT_SEC)
     return str(failed.value)
 
 
@@ -132,7 +132,7 @@ async def test_plain_function_runs_on_a_thread_without_blocking_others(harness: 
 
     def slow(task_id: str) -> None:
         threads.append(threading.get_ident())
-        gate.wait(60)
+        gate.wait(EVENT_TIMEOUT_SEC)
 
     engine = await harness.engine(slow=slow)
     asked = await engine.create_task(params={}, graph={"nodes": [call("s", "slow")]})
@@ -167,7 +167,7 @@ async def test_slow_function_fails_with_its_own_timeout(harness: Harness) -> Non
     await harness.engine(endless=endless)
     task_id = await harness.create(call("e", "endless", timeout_sec=2, **ONCE))
     assert "timeout" in await failure(harness, task_id)
-    await asyncio.wait_for(cancelled.wait(), 30)
+    await asyncio.wait_for(cancelled.wait(), EVENT_TIMEOUT_SEC)
 
 
 async def test_long_function_keeps_its_lease(harness: Harness) -> None:

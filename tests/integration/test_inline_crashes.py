@@ -32,7 +32,7 @@ async def test_attempt_of_a_killed_engine_counts_nothing_twice(harness: Harness,
     )
     await eventually(lambda: harness.db.notes.find_one({"node_id": "a"}))
     killed.kill()
-    killed.wait(10)
+    killed.wait(EVENT_TIMEOUT_SEC)
     harness.engine_process("InlineQuick")
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
     assert (await harness.node(task_id, "a"))["attempt_epoch"] >= 2, (
@@ -51,7 +51,7 @@ async def test_engines_killed_at_any_point_count_nothing_twice(harness: Harness)
         await eventually(partial(more_finished, harness, task_id, done))
         await wait_seconds(chance.uniform(0.0, 0.5))
         engine.kill()
-        engine.wait(10)
+        engine.wait(EVENT_TIMEOUT_SEC)
         await harness.release_tasks()
     harness.engine_process("InlineQuick")
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED

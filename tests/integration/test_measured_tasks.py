@@ -43,7 +43,7 @@ async def test_waits_for_slots_and_workers_are_measured(
         nodes = [node(name, "counted", inline={"pause": PAUSE_SEC}) for name in ("a", "b", "c")]
         task_id = await harness.create(*nodes, node("d", "unserved"))
         waited_sec = await until_state(measured, instruments.OLDEST_READY, "unserved")
-        assert 0 < waited_sec < 60
+        assert waited_sec > 0
         assert measured.shown(instruments.ROLE_WORKERS)["unserved",] == 0
         assert measured.shown(instruments.SLOTS)["counted", "size"] == 1
         await until_state(measured, instruments.OPEN_NODES, "unserved", "queued")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flowkit.worker import Batch
 from tests.integration.handlers import ALL, Quick
-from tests.integration.harness import eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 from tests.integration.test_cancel_terminate_reset import cancelled
 from tests.unit.test_handler_hooks import SOON
 from tests.unit.test_input_routes import PULL
@@ -40,20 +39,22 @@ class WaitingForInput(Quick):
 async def test_cancel_ends_an_attempt_that_waits_for_input_before_the_grace_period(
     harness: Harness, waiting: str
 ) -> None:
-    harness.settings |= {"cancel_grace_sec": 60}
+    late_sec = int(3 * EVENT_TIMEOUT_SEC)
+    harness.settings |= {"cancel_grace_sec": late_sec}
     await harness.engine()
     await harness.worker({"quick": Quick(), "silent": WaitingForInput()})
-    endless = {"input_args": {"eof_on_task_done": False, "backoff_max_ms": 60_000}, "input_adapter": PULL}
+    endless = {
+        "input_args": {"eof_on_task_done": False, "backoff_max_ms": late_sec * 1000},
+        "input_adapter": PULL,
+    }
     if waiting == "puller":
         last = node("z", "quick", "u", inline=endless)
     else:
         last = node("z", "silent", "u")
     task_id = await harness.create(node("u"), last)
     await harness.until_node(task_id, "z", "running")
-    pressed = time.monotonic()
     await harness.coordinator.cancel_task(task_id)
     await cancelled(harness, task_id)
-    assert time.monotonic() - pressed < 30, "two seconds are usual, a minute is the grace"
     assert await harness.statuses(task_id) == {"u": "finished", "z": "cancelled"}
 
 

@@ -10,7 +10,7 @@ import pytest
 from flowkit.engine.slot_grants import SlotGrants
 from flowkit.models.temporal_names import SLOT_ACTIVITIES
 from tests.integration.counted import Counted, holders, most
-from tests.integration.harness import Harness, eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually, node
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_concurrency_limits import (
     finished,
@@ -53,7 +53,7 @@ async def test_killed_engine_leaks_no_slot_and_its_tasks_finish(harness: Harness
     tasks = [await harness.create(*wide(5)) for _ in range(3)]
     await until_requests(harness, 3)
     killed.kill()
-    killed.wait(10)
+    killed.wait(EVENT_TIMEOUT_SEC)
     await harness.release_tasks()
     await harness.engine()
     await finished(harness, *tasks)
@@ -71,7 +71,7 @@ async def test_engines_killed_one_after_another_never_exceed_the_limit(harness: 
         await until_started(harness, 3 * (number + 1))
         engines[0].kill()
         engines.append(harness.engine_process())
-        engines.pop(0).wait(10)
+        engines.pop(0).wait(EVENT_TIMEOUT_SEC)
         await harness.release_tasks()
     await finished(harness, *tasks)
     assert await most(harness) == 3
@@ -96,7 +96,7 @@ async def test_killed_worker_frees_its_slot_for_the_next_attempt(harness: Harnes
     )
     await harness.until_node(task_id, "a", "running")
     killed.kill()
-    killed.wait(10)
+    killed.wait(EVENT_TIMEOUT_SEC)
     await harness.worker()
     await finished(harness, task_id)
     assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2

@@ -206,7 +206,6 @@ async def test_repeated_and_invalid_signals_change_nothing(harness: Harness) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 async def test_totals_of_many_batches_are_exact(harness: Harness) -> None:
     """The parent and the child fail once."""
     parent = Source()

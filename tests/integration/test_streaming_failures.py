@@ -10,7 +10,7 @@ from temporalio.client import WorkflowFailureError
 from flowkit.activities.batches import puller
 from flowkit.models import TaskStatus
 from flowkit.models.temporal_names import FIRST_BATCH
-from tests.integration.harness import Harness, eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually, node
 from tests.integration.streaming import Sink, Source, assert_exact, signals, source, streaming
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import chain, histories, replay
@@ -58,7 +58,7 @@ async def test_totals_are_exact_when_the_process_of_the_parent_is_killed(harness
     )
     await harness.until_batches(task_id, "c", 6)
     killed.kill()
-    killed.wait(10)
+    killed.wait(EVENT_TIMEOUT_SEC)
     await harness.worker()
     await finished(harness, task_id)
     for name in ("b", "c"):
@@ -74,7 +74,7 @@ async def test_totals_are_exact_when_the_process_of_the_child_is_killed(harness:
     task_id = await harness.create(source(batches=12, hold_at=6), streaming("b", "sink", "a"))
     await harness.until_batches(task_id, "b", 3)
     killed.kill()
-    killed.wait(10)
+    killed.wait(EVENT_TIMEOUT_SEC)
     await harness.worker({"sink": Sink()})
     parent.gates["a"].set()
     await finished(harness, task_id)

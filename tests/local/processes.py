@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
+
 from flowkit.local.process import ServerProcess
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-TIMEOUT_SEC = 40.0
-"""How long to wait for an event before the test fails; far more than it takes."""
 
 WAIT_FOREVER = "import threading; threading.Event().wait()"
 
@@ -57,7 +57,8 @@ def wait_until(condition: Callable[[], bool], *, within: float = TIMEOUT_SEC) ->
     """Return as soon as the condition is true; fail on a timeout."""
     deadline, never = time.monotonic() + within, threading.Event()
     while not condition():
-        assert time.monotonic() < deadline, "the condition did not become true in time"
+        if time.monotonic() > deadline:
+            raise AssertionError("the condition did not become true in time")
         never.wait(0.02)
 
 

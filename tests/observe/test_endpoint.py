@@ -20,6 +20,7 @@ from flowkit.core.version import __version__
 from flowkit.local.ports import free_port
 from flowkit.observe import start_metrics
 from flowkit.observe.process import MeasuredProcess
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.unit.test_health_endpoint import GOOD, respond
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Gate:
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
-        self._all.wait(30)
+        self._all.wait(EVENT_TIMEOUT_SEC)
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:

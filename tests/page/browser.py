@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import pytest
 
 from flowkit.pictures.programs import find_browser
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from flowkit.page.process import PageProcess
 
 ARGUMENTS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync")
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = EVENT_TIMEOUT_SEC * 1000
 AXE = (Path(__file__).parent / "vendor" / "axe.min.js").read_text()
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from flowkit.page.process import PageProcess
 
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 FAKE = (Path(__file__).parent / "fake_server.js").read_text()
 RUNNING = "[{ status: 'running', attempt: 2 }, {}, {}]"

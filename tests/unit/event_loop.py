@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from tests.integration.harness import EVENT_TIMEOUT_SEC
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -17,7 +19,7 @@ async def let_other_tasks_run() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Return after `condition` holds. Raise TimeoutError after ten seconds."""
-    async with asyncio.timeout(10):
+    """Return after `condition` holds. Raise TimeoutError if it never does."""
+    async with asyncio.timeout(EVENT_TIMEOUT_SEC):
         while not condition():
             await let_other_tasks_run()

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.unit.event_loop import let_other_tasks_run, until
 
 from flowkit.adapters.backfills import BackfillStore
@@ -155,7 +156,7 @@ async def stored(count: int, **fields: Any) -> tuple[BackfillStore, StoredBackfi
 
 async def outcome(tasks: Any, store: BackfillStore) -> str:
     """Run the backfill without servers, and return its counts."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(EVENT_TIMEOUT_SEC):
         return (await Driver(tasks, store).run("b")).text
 
 

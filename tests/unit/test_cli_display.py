@@ -32,6 +32,7 @@ from flowkit.cli.tasks.operations import _print_task, decision_hints
 from flowkit.cli.tasks.results import _print_task as print_results
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
+from flowkit.models.waits import for_decision
 from flowkit.reading import state as task_view
 from flowkit.reading.notes import format_note
 from flowkit.reading.results import debug_command, make_view
@@ -335,8 +336,10 @@ def test_wait_for_a_slot_is_part_of_the_view_until_the_attempt_starts(status: st
 
 
 WAITING = task(
-    node("load", "deferred", waits_for="a decision: failed with bad_input", note="bad_input: no day"),
-    NodeRow(node_id="re view", role="approval", status="deferred", waits_for="a decision: approve or reject"),
+    node("load", "deferred", note="bad_input: no day").waiting_for(for_decision("failed with bad_input")),
+    NodeRow(node_id="re view", role="approval", status="deferred").waiting_for(
+        for_decision("approve or reject")
+    ),
     node("clean"),
 )
 
@@ -349,7 +352,7 @@ def test_hints_name_the_commands_that_decide() -> None:
 
 
 def test_hints_name_only_the_first_nodes_that_wait_for_a_decision() -> None:
-    nodes = [node(f"n{i}", "deferred", waits_for="a decision: failed with x") for i in range(7)]
+    nodes = [node(f"n{i}", "deferred").waiting_for(for_decision("failed with x")) for i in range(7)]
     assert decision_hints(task(*nodes))[3:] == ["4 more nodes wait for a decision"]
 
 

@@ -36,9 +36,7 @@ async def test_system_clock_waits_on_a_monotonic_clock() -> None:
 
 async def test_sleeping_on_a_manual_clock_advances_it_immediately() -> None:
     clock = ManualClock(1_000)
-    began = time.monotonic()
     await clock.sleep_ms(3_600_000)
-    assert time.monotonic() - began < 5
     assert (clock.now_ms(), clock.mono_ms()) == (3_601_000, 3_600_000)
     assert clock.now_dt() == datetime(1970, 1, 1, 1, 0, 1, tzinfo=UTC)
 

@@ -8,6 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.unit.handler_runs import finished, node, outcomes, rows
 from tests.unit.test_handler_hooks import SOON
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from flowkit.testing import GraphRun
 
-TIMEOUT_SEC = 60.0
 
 INTERFACE = """
 from typing import AsyncIterator

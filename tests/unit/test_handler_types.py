@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.sources import ROOT
+from tests.type_checker import fills_a_cache, run_mypy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -185,14 +183,13 @@ async def use() -> None:
 """
 
 
+@fills_a_cache
 @pytest.mark.slow
 def test_right_handlers_pass_and_wrong_ones_get_one_plain_error_each(tmp_path: Path) -> None:
-    """With the settings of this project, whose cache holds the types of FlowKit."""
     files = {name: tmp_path / f"{name}_handlers.py" for name in ("right", "wrong")}
     files["right"].write_text(RIGHT, encoding="utf-8")
     files["wrong"].write_text(WRONG, encoding="utf-8")
-    command = [sys.executable, "-m", "mypy", "--strict", *map(str, files.values())]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_mypy("--strict", *map(str, files.values()))
     errors = re.findall(r"(right|wrong)_handlers\.py:(\d+): error: (.*)", done.stdout)
     assert [error for error in errors if error[0] == "right"] == []
     expected = {

@@ -7,6 +7,7 @@ import json
 import socket
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit.attempt.background import BridgeHealth, Health, LoopHealth, RoleHealth
 from flowkit.cli.health import health_endpoint
@@ -24,7 +25,7 @@ def respond(
     port: int, method: str = "GET", path: str = "/", host: str = DEFAULT_HEALTH_HOST
 ) -> tuple[int, bytes]:
     """Return status and body of one request."""
-    connection = http.client.HTTPConnection(host, port, timeout=10)
+    connection = http.client.HTTPConnection(host, port, timeout=EVENT_TIMEOUT_SEC)
     try:
         connection.request(method, path)
         response = connection.getresponse()
@@ -49,6 +50,29 @@ def test_health_port_may_listen_on_an_address_of_ipv6() -> None:
         assert respond(port, host="::1")[0] == 200
 
 
+def status_for(port: int, headers: dict[str, str]) -> int:
+    """Return the status of a request for metrics with these headers."""
+    connection = http.client.HTTPConnection(DEFAULT_HEALTH_HOST, port, timeout=10)
+    try:
+        connection.request("GET", "/metrics", headers=headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_web_pages_read_neither_health_nor_metrics() -> None:
+    port = free_port()
+    reports = HealthOptions(port=port, names="engine.example, engine")
+    with health_endpoint(reports, lambda: GOOD, lambda: b"metrics"):
+        for host in (f"127.0.0.1:{port}", "localhost", "10.0.0.5:9656", "engine.example:80", "engine"):
+            assert status_for(port, {"Host": host}) == 200
+        for host in ("evil.example", "engine.example.evil.example", "127.0.0.1.evil.example", ""):
+            assert status_for(port, {"Host": host}) == 403
+        for site in ("cross-site", "same-site"):
+            assert status_for(port, {"Sec-Fetch-Site": site}) == 403
+        assert status_for(port, {"Sec-Fetch-Site": "none"}) == 200
+
+
 def test_unhealthy_process_returns_503_with_the_reason() -> None:
     port = free_port()
     with health_endpoint(HealthOptions(port=port), lambda: Health(running=False, error="no database")):
@@ -66,7 +90,10 @@ def test_other_methods_are_rejected() -> None:
 def test_clients_that_do_not_finish_their_request_keep_no_probe_out() -> None:
     port = free_port()
     with health_endpoint(HealthOptions(port=port), lambda: GOOD):
-        clients = [socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=30) for _ in range(60)]
+        clients = [
+            socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=EVENT_TIMEOUT_SEC)
+            for _ in range(60)
+        ]
         for client in clients:
             client.sendall(b"GET / HT")
         assert respond(port)[0] == 200
@@ -80,7 +107,7 @@ def test_client_that_sends_its_request_too_slowly_is_cut_off(monkeypatch: pytest
     port = free_port()
     with (
         health_endpoint(HealthOptions(port=port), lambda: GOOD),
-        socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=30) as client,
+        socket.create_connection((DEFAULT_HEALTH_HOST, port), timeout=EVENT_TIMEOUT_SEC) as client,
     ):
         client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
         assert client.recv(1) == b""

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit.attempt.background import Health, LoopHealth
 from flowkit.cli import health as module
@@ -38,7 +39,7 @@ def test_process_refreshes_its_file_and_removes_it(tmp_path: Path, monkeypatch: 
 
     with health_file(str(path), health):
         for _ in range(3):
-            assert looked.acquire(timeout=10)
+            assert looked.acquire(timeout=EVENT_TIMEOUT_SEC)
         assert json.loads(path.read_text())["ok"] is True
     assert list(tmp_path.iterdir()) == []
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import deque
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import BaseModel
+from tests.processor_time import at_most
 
 from flowkit.adapters.metrics import BadMetrics, storable
 from flowkit.cli.json_files import read_params, read_task, read_value
@@ -153,12 +153,11 @@ def test_a_json_text_with_a_key_twice_is_refused(text: str, place: str, column: 
 
 def test_refusal_costs_no_more_with_a_long_key_above_many_values() -> None:
     rows = ",".join(["0"] * 200_000)
-    before = time.process_time()
-    with pytest.raises(JsonRefused, match=r"k\[200000\] is '1e999'"):
-        load_json(f'{{"{"k" * 1_000_000}": [{rows}, 1e999]}}')
-    with pytest.raises(EqualKeys, match=r"k\[200000\] has the keys 1 and '1'"):
-        to_json_types({"k" * 1_000_000: [*[0] * 200_000, {1: 1, "1": 2}]})
-    assert time.process_time() - before < 2
+    with at_most(10):
+        with pytest.raises(JsonRefused, match=r"k\[200000\] is '1e999'"):
+            load_json(f'{{"{"k" * 1_000_000}": [{rows}, 1e999]}}')
+        with pytest.raises(EqualKeys, match=r"k\[200000\] has the keys 1 and '1'"):
+            to_json_types({"k" * 1_000_000: [*[0] * 200_000, {1: 1, "1": 2}]})
 
 
 def test_options_with_a_key_twice_are_refused() -> None:
@@ -176,10 +175,8 @@ def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
 
 def test_a_repeated_key_is_found_at_once_in_a_large_object() -> None:
     pairs = [*(f'"{number}": 0' for number in range(20_000)), '"19999": 1']
-    before = time.process_time()
-    with pytest.raises(EqualKeys, match="the key '19999' twice"):
+    with at_most(2), pytest.raises(EqualKeys, match="the key '19999' twice"):
         load_json(f"{{{','.join(pairs)}}}")
-    assert time.process_time() - before < 2
 
 
 @pytest.mark.parametrize(

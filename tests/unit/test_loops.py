@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.unit.event_loop import let_other_tasks_run
 from tests.unit.test_resources import is_gone
 
@@ -145,7 +146,9 @@ loops.run(work())
 @pytest.mark.parametrize("kind", ["asyncio", "uvloop"])
 def test_signal_handler_of_the_process_ends_the_loop(kind: str) -> None:
     environment = {**os.environ, loops.VARIABLE: kind}
-    ended = subprocess.run([sys.executable, "-c", STOPPED], env=environment, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", STOPPED], env=environment, timeout=EVENT_TIMEOUT_SEC, check=False
+    )
     assert ended.returncode == 9
 
 

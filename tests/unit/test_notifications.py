@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.integration.harness import wait_seconds
 
 from flowkit.activities.batches.puller import ByteBudget
@@ -16,7 +17,6 @@ from flowkit.adapters.notifier import MOST_KEPT, ArtifactNotifier, Listener, wai
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-TIMEOUT_SEC = 20.0
 LONG = 3_600.0
 
 

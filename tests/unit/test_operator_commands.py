@@ -274,15 +274,28 @@ async def test_task_id_of_an_action_is_checked_before_connecting() -> None:
         await Coordinator(db=memory_database()).skip_node("*", "load")
 
 
-async def test_held_tasks_are_those_with_a_held_node() -> None:
-    db = memory_database()
-    for task_id, until in (("held", 5), ("ended", None), ("other", 0)):
-        nodes = [{"node_id": "a"}, {"node_id": "b", "held_until_ms": until}]
-        await db.tasks.insert_one({"id": task_id, "status": "running", "graph": {"nodes": nodes}})
+async def test_tasks_are_found_by_what_their_nodes_wait_for() -> None:
+    """The kind decides, and not the sentence. A node that has ended waits for nothing."""
+    db, waiting = memory_database(), {"status": "deferred", "waits_for": "a decision: approve or reject"}
+    nodes: dict[str, dict[str, Any]] = {
+        "held": waiting | {"wait_kind": "decision", "held_until_ms": 5},
+        "approval": waiting | {"wait_kind": "decision", "waits_for": "your word"},
+        "prerequisites": {"status": "queued", "wait_kind": "event"},
+        "slot": {"status": "deferred", "wait_kind": "slot", "waits_for": "a decision"},
+        "ended": waiting | {"wait_kind": "decision", "status": "cancelled"},
+        "running": {"status": "running"},
+    }
+    for task_id, node in nodes.items():
+        graph = {"nodes": [{"node_id": "a", "status": "queued"}, {"node_id": "b", **node}]}
+        await db.tasks.insert_one({"id": task_id, "status": "running", "finished_at": None, "graph": graph})
     coordinator = Coordinator(db=db)
-    assert [task.task_id for task in await coordinator.list_tasks(held=True)] == ["held"]
-    assert [task.task_id for task in await coordinator.list_tasks("failed", held=True)] == []
-    assert len(await coordinator.list_tasks()) == 3
+    found = {each.task_id for each in await coordinator.list_tasks(waits="decision")}
+    assert found == {"held", "approval"}
+    assert [each.task_id for each in await coordinator.list_tasks(waits="event")] == ["prerequisites"]
+    assert await coordinator.list_tasks("failed", waits="decision") == []
+    assert len(await coordinator.list_tasks()) == len(nodes)
+    with pytest.raises(ConfigError, match=r"waits.*decision.*event"):
+        await coordinator.list_tasks(waits="held")
 
 
 async def test_tasks_are_found_by_their_name_and_their_start() -> None:

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit import WorkerConfig
 from flowkit.activities.batches.puller import SourcesIdle
@@ -79,7 +80,7 @@ async def test_cancel_flag_ends_the_wait_for_more_batches() -> None:
     flag = asyncio.Event()
     pull = build_input_adapters(db=await filled("b1", complete=False))[PULL]
     uids = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(EVENT_TIMEOUT_SEC):
         async for batch in pull(**TASK, from_nodes=["u"], cancel_flag=flag):
             uids.append(batch.batch_uid)
             flag.set()

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.integration.harness import eventually, wait_seconds
 
 from flowkit.activities.context import Resources, Subprocess
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-TIMEOUT_SEC = 90.0
 IGNORES_SIGTERM = 'trap "" TERM; sh -c \'trap "" TERM; echo $$ > "$0"; while :; do sleep 1; done\' "$0"'
 """A shell and its child, both of which ignore SIGTERM; the child writes its id into the file named as $0."""
 

@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
 from tests.integration.harness import wait_seconds
 from tests.unit.handler_runs import node, rows
 from tests.unit.test_resources import names_in
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from flowkit.worker.context import RunContext
 
     Body = Callable[[RunContext], Awaitable[dict[str, Any] | None]]
-
-TIMEOUT_SEC = 60.0
 
 
 class Scripted(RoleHandler):

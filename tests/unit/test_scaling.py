@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import time
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.processor_time import growth_problem
 
 from flowkit.actions.changed_nodes import changeable
 from flowkit.actions.plans import Plan, TaskSnapshot, result_of
@@ -55,18 +56,6 @@ if TYPE_CHECKING:
     from flowkit.models import Graph
 
     Operation = Callable[[], object]
-
-MOST_RATIO = 6.0
-"""Largest ratio of the processor times for four times as many nodes; caches of the processor have a share in it."""
-
-MOST_SEC = 1.0
-"""Longest processor time."""
-
-NOISE_SEC = 0.03
-"""A shorter time says nothing about the ratio."""
-
-TRIES = 4
-"""How often a time is measured that is too long, because other processes share the caches of the processor."""
 
 PULL = {"input_adapter": "pull.from_artifacts"}
 
@@ -600,28 +589,9 @@ def _measure(operation: Callable[[str, int], Operation], shape: str, count: int)
         gc.enable()
 
 
-def _problem(small: float, large: float) -> str | None:
-    ratio = large / max(small, NOISE_SEC / MOST_RATIO)
-    if large <= MOST_SEC and (large <= NOISE_SEC or ratio <= MOST_RATIO):
-        return None
-    return f"{large:.2f} s, {ratio:.1f} times as long as for a quarter of the nodes"
-
-
-def _repeat(operation: Callable[[str, int], Operation], shape: str, count: int) -> str | None:
-    """Return why an operation takes too long in all of several tries, or None."""
-    small = large = float("inf")
-    problem: str | None = None
-    for _ in range(TRIES):
-        small = min(small, _measure(operation, shape, count // 4))
-        large = min(large, _measure(operation, shape, count))
-        if (problem := _problem(small, large)) is None or large > 3 * MOST_SEC:
-            return problem
-    return problem
-
-
 def _check(shape: str, count: int) -> None:
-    slow = {operation.__name__: _repeat(operation, shape, count) for operation in OPERATIONS}
-    assert {name: problem for name, problem in slow.items() if problem is not None} == {}
+    found = {each.__name__: growth_problem(partial(_measure, each, shape), count) for each in OPERATIONS}
+    assert {name: problem for name, problem in found.items() if problem is not None} == {}
 
 
 @pytest.mark.slow
@@ -632,5 +602,5 @@ def test_processor_time_grows_with_the_nodes_and_not_faster(shape: str) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("shape", SHAPES)
-def test_no_operation_on_the_largest_graph_takes_longer_than_a_second(shape: str) -> None:
+def test_processor_time_grows_with_the_nodes_of_the_largest_graph(shape: str) -> None:
     _check(shape, 20_000)

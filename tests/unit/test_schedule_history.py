@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.client import ScheduleActionExecutionStartWorkflow, ScheduleActionResult
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.queries import TaskQueries, TimedTask
 from flowkit.graph.scheduled import format_nominal
-from flowkit.schedules import client, history
-from flowkit.schedules.history import Described, NominalTime, find_past, merge_times
+from flowkit.schedules import history, nominal_times
+from flowkit.schedules.history import Described, NominalTime, RecentStart, merge_times
+from flowkit.schedules.nominal_times import NominalTimes, find_past
 from flowkit.schedules.times import ScheduleTimes
 from flowkit.schedules.views import ScheduleView
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from temporalio.client import ScheduleHandle
 
@@ -43,6 +47,7 @@ def merge(
     past: Sequence[datetime],
     buffered: int = 0,
     running: Sequence[datetime] = (),
+    started: Mapping[datetime, datetime] | None = None,
     paused: bool = False,
     count: int = 60,
     jitter: timedelta = timedelta(0),
@@ -54,7 +59,10 @@ def merge(
         paused=paused,
         next_times=hours(-1, -2, -3, -4),
     )
-    described = Described(past=past, started={}, buffered=buffered, since=NOW)
+    starts = {
+        nominal: RecentStart(f"s-{format_nominal(nominal)}", at) for nominal, at in (started or {}).items()
+    }
+    described = Described(past=past, started=starts, buffered=buffered, since=NOW)
     ids = frozenset(f"s-{format_nominal(at)}" for at in running)
     found = merge_times(view, described, tasks, ids, NOW, count)
     assert [each.at for each in found] == sorted(each.at for each in found)
@@ -85,6 +93,13 @@ def test_times_after_the_latest_task_wait_if_temporal_keeps_them() -> None:
     assert merge(past=past, buffered=1)[:2] == ["waiting", "no_task"]
 
 
+def test_a_task_that_temporal_has_just_started_is_not_missing() -> None:
+    noon = {NOON: NOW - timedelta(seconds=59)}
+    assert merge(past=hours(1, 0), started=noon, paused=True) == ["no_task", "started"]
+    purged = {NOON: NOW - timedelta(seconds=61)}
+    assert merge(past=hours(1, 0), started=purged, paused=True) == ["no_task", "no_task"]
+
+
 def test_a_time_is_due_while_its_task_may_still_start() -> None:
     assert merge(past=hours(1, 0), jitter=HOUR)[:2] == ["no_task", "due"]
     assert merge(past=hours(1, 0), jitter=HOUR, paused=True) == ["no_task", "no_task"]
@@ -109,13 +124,102 @@ async def test_the_window_of_past_times_fits_their_density(
         asked += 1
         first = -((since - start) // every) if start > since else 0
         times = [since + place * every for place in range(first, (end - since) // every + 1)]
-        return times[: history.MOST_TIMES]
+        return times[: nominal_times.MOST_TIMES]
 
     past = await find_past(matching, since, NOW, guess, 60)
     assert past == sorted(past)
     assert past[-1] > NOW - every
     assert found <= len(past) <= 60
     assert asked <= looks
+
+
+class Listing:
+    """Temporal with schedules that are due at each hour. It counts those that are created."""
+
+    namespace = "default"
+
+    def __init__(self) -> None:
+        self.created: list[str] = []
+        self.deleted: list[str] = []
+        self.workflow_service = self
+
+    async def create_schedule(self, name: str, _: object) -> None:
+        """Create a schedule."""
+        self.created.append(name)
+
+    def get_schedule_handle(self, name: str) -> SimpleNamespace:
+        """Return a handle that can delete the schedule."""
+
+        async def delete() -> None:
+            self.deleted.append(name)
+
+        return SimpleNamespace(id=name, delete=delete)
+
+    async def list_schedule_matching_times(self, request: Any, *, retry: bool) -> SimpleNamespace:
+        """Return the hours between two times."""
+        start, end = request.start_time.ToDatetime(UTC), request.end_time.ToDatetime(UTC)
+        first = start.replace(minute=0, second=0, microsecond=0) + HOUR
+        count = (end - first) // HOUR + 1
+        return SimpleNamespace(start_time=list(map(as_timestamp, (first + n * HOUR for n in range(count)))))
+
+
+def as_timestamp(at: datetime) -> Timestamp:
+    """Return a time as Temporal sends it."""
+    found = Timestamp()
+    found.FromDatetime(at)
+    return found
+
+
+async def test_the_next_nominal_times_are_those_before_the_jitter_and_are_read_once() -> None:
+    temporal = Listing()
+    times, spec = NominalTimes(cast("Any", temporal)), ScheduleTimes(every=HOUR, jitter=HOUR).spec()
+    starts = [
+        at + timedelta(minutes=minute) for at, minute in zip(hours(0, -1, -2), (31, 5, 59), strict=True)
+    ]
+    looks = [times.coming(name, spec, starts) for name in ("s", "another with the same times")]
+    assert await asyncio.gather(*looks) == [hours(0, -1, -2)] * 2
+    assert await times.latest("s", spec, NOW, HOUR, 60) == hours(*range(59, -1, -1))
+    later = [at + 80 * HOUR for at in starts]
+    assert await times.coming("s", spec, later) == hours(-80, -81, -82)
+    assert len(temporal.created) == 1
+    assert await times.coming("s", spec, [at + 200 * HOUR for at in starts]) == hours(-200, -201, -202)
+    assert len(temporal.created) == 2
+    assert temporal.deleted == temporal.created
+    plain = ScheduleTimes(every=HOUR).spec()
+    assert await times.coming("s", plain, starts) == starts
+    assert len(temporal.created) == 2
+
+
+async def test_a_schedule_that_is_asked_for_its_times_is_deleted_if_the_caller_is_cancelled() -> None:
+    temporal, reached = Listing(), asyncio.Event()
+
+    async def create(name: str, _: object) -> None:
+        temporal.created.append(name)
+        reached.set()
+        await asyncio.Event().wait()
+
+    temporal.create_schedule = create  # type: ignore[method-assign]
+    call = asyncio.create_task(NominalTimes(cast("Any", temporal)).preview(ScheduleTimes(every=HOUR)))
+    await reached.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert temporal.deleted == temporal.created != []
+
+
+@pytest.mark.parametrize(
+    ("task_id", "at"),
+    [
+        ("s-2026-11-26T12:00:00Z", NOON),
+        ("edited in the Web UI", NOON + timedelta(minutes=7)),
+        ("s-2026-99-26T12:00:00Z", NOON + timedelta(minutes=7)),
+    ],
+)
+def test_the_nominal_time_of_a_task_is_that_of_its_id(task_id: str, at: datetime) -> None:
+    action = ScheduleActionExecutionStartWorkflow(workflow_id=task_id, first_execution_run_id="r")
+    jittered = NOON + timedelta(minutes=7, milliseconds=123)
+    result = ScheduleActionResult(scheduled_at=jittered, started_at=jittered, action=action)
+    assert history.nominal_time_of(result) == at
 
 
 async def test_tasks_of_schedules_are_found_by_their_ids_alone() -> None:
@@ -164,7 +268,7 @@ async def test_a_description_that_the_server_loses_is_asked_for_again() -> None:
                 raise RPCError("Timeout expired", RPCStatusCode.CANCELLED, b"")
             return "found"
 
-    assert cast("str", await client.look(cast("ScheduleHandle", Handle()))) == "found"
+    assert cast("str", await nominal_times.look(cast("ScheduleHandle", Handle()))) == "found"
     assert len(limits) == 2
     assert None not in limits
 
@@ -172,7 +276,9 @@ async def test_a_description_that_the_server_loses_is_asked_for_again() -> None:
 class Found:
     """A schedule of weekdays as Temporal describes it on a Sunday, changed the day before."""
 
+    id = "s"
     raw_description = SimpleNamespace(info=SimpleNamespace(buffer_size=0))
+    schedule = SimpleNamespace(spec=ScheduleTimes(every=HOUR).spec())
 
     def __init__(self, coming: Sequence[datetime]) -> None:
         changed = datetime.now(UTC) - timedelta(days=1)
@@ -199,18 +305,16 @@ async def read(coming: Sequence[datetime], past: Sequence[datetime] | Exception)
     async def find(name: str) -> Any:
         return Found(coming)
 
-    async def matching(start: datetime, end: datetime) -> list[datetime]:
-        if isinstance(past, Exception):
-            raise past
-        return [at for at in past if start <= at <= end]
-
-    async def past_of(
-        _: object, since: datetime, now: datetime, step: timedelta, count: int
-    ) -> Sequence[datetime]:
-        return await history.find_past(matching, since, now, step, count)
+    class Temporal(Listing):
+        async def list_schedule_matching_times(self, request: Any, *, retry: bool) -> SimpleNamespace:
+            if isinstance(past, Exception):
+                raise past
+            start, end = request.start_time.ToDatetime(UTC), request.end_time.ToDatetime(UTC)
+            return SimpleNamespace(start_time=[as_timestamp(at) for at in past if start <= at <= end])
 
     tasks = NoTasks()
-    histories = history.Histories(cast("Any", None), cast("Any", tasks), find, past_of)
+    nominal = NominalTimes(cast("Any", Temporal()))
+    histories = history.Histories(cast("Any", None), cast("Any", tasks), find, nominal)
     view = ScheduleView(name="s", times=ScheduleTimes(every=HOUR), paused=False)
     return await histories.read([view], 60), tasks
 

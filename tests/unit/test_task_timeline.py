@@ -18,6 +18,7 @@ from flowkit.adapters.mongo import iso, moment
 from flowkit.adapters.tasks.queries import LoggedAttempt
 from flowkit.cli.tasks.explain import MOST_LEGS, draw
 from flowkit.models import FailureKind, Settings, TaskStatus
+from flowkit.models.waits import for_decision
 from flowkit.reading.attempts import AttemptOutcome, AttemptView, merge, read_events, seconds_of
 from flowkit.reading.explain import TimePart, TimeReport, WaitSpan, explain_timeline
 from flowkit.reading.notes import describe_waits
@@ -207,7 +208,7 @@ def test_summaries_of_timers_say_what_a_node_waits_for(node_id: str) -> None:
 
 def test_paragraph_names_decisions_first_and_counts_the_rest() -> None:
     rows = [NodeRow(node_id=f"n{number}", role="r", status="running", worker="w-1") for number in range(4)]
-    asks = NodeRow(node_id="z", role="r", status="deferred", waits_for="a decision: approve or reject")
+    asks = NodeRow(node_id="z", role="r", status="deferred").waiting_for(for_decision("approve or reject"))
     view = TaskView(
         task_id="t",
         status=TaskStatus.RUNNING,
@@ -216,12 +217,15 @@ def test_paragraph_names_decisions_first_and_counts_the_rest() -> None:
         paused=("role:r paused",),
     )
     assert describe_waits(view, ["no engine polls queue q; start one with `flowkit engine`"]) == (
-        "role:r paused. Node z is deferred: waits for a decision: approve or reject. Node n0 is running: worker w-1. "
+        "A pause holds nodes back: role:r paused. Node z is deferred: waits for a decision: approve or reject. "
+        "Node n0 is running: worker w-1. "
         "Node n1 is running: worker w-1. 2 more nodes run or wait. "
         "No engine polls queue q; start one with `flowkit engine`."
     )
     fewer = replace(view, nodes=(*rows,), paused=("task paused by ann: audit",))
-    assert describe_waits(fewer, []).startswith("Task paused by ann: audit. Node n0 is running: worker w-1. ")
+    assert describe_waits(fewer, []).startswith(
+        "A pause holds nodes back: task paused by ann: audit. Node n0"
+    )
     assert describe_waits(fewer, []).endswith(" 1 more node runs or waits.")
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from typing import Any
 
 import pytest
+from tests.processor_time import at_most
 
 from flowkit.text import (
     clean,
@@ -35,9 +35,8 @@ def test_the_most_similar_name_is_suggested(name: str) -> None:
 def test_a_name_is_compared_with_those_of_many_that_share_a_half() -> None:
     many = [f"partition-{number:06}-{'x' * 150}" for number in range(20_000)]
     assert did_you_mean("extrct", [*many, *KNOWN]) == "did you mean 'extract'?"
-    began = time.process_time()
-    assert did_you_mean(many[7] + "y", many) == f"did you mean {many[7]!r}?"
-    assert time.process_time() - began < 1
+    with at_most(1):
+        assert did_you_mean(many[7] + "y", many) == f"did you mean {many[7]!r}?"
 
 
 @pytest.mark.parametrize("name", ["", "zzz", 7, None])

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.unit.handler_runs import call, node, outcomes
 
 from flowkit.activities.process_pool import ProcessPool
@@ -334,7 +335,7 @@ async def test_error_of_a_batch_in_a_process_is_one_failed_attempt(monkeypatch: 
             assert re.match(text.replace("RuntimeError: .* raised ", ""), error_text(caught.value))
             assert place_of(caught.value).startswith("tests/unit/test_user_code.py:")
     finally:
-        pool.close()
+        await pool.close()
 
 
 def test_error_of_a_detector_is_an_adapter_error() -> None:
@@ -364,7 +365,7 @@ asyncio.run(run_graph({"nodes": [{"node_id": "a", "type": "busy"}]}, Busy()))
 
 @pytest.mark.slow
 def test_signal_handler_of_the_process_still_ends_it_in_the_middle_of_a_hook() -> None:
-    ended = subprocess.run([sys.executable, "-c", STOPPED], timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", STOPPED], timeout=EVENT_TIMEOUT_SEC, check=False)
     assert ended.returncode == 9
 
 
@@ -402,7 +403,7 @@ print(run.status)
 @pytest.mark.slow
 def test_process_that_user_code_forks_ends_where_it_leaves_user_code() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", FORKED], timeout=60, check=False, capture_output=True, text=True
+        [sys.executable, "-c", FORKED], timeout=EVENT_TIMEOUT_SEC, check=False, capture_output=True, text=True
     )
     assert ended.stdout == "finished\n", ended.stderr
 
@@ -573,9 +574,12 @@ async def test_hook_that_blocked_the_loop_is_named_once(
         never.wait(0.3)
 
     await run_graph({"nodes": [node(hook, "blocking")]}, Blocking(block))
-    [warning] = [record for record in caplog.records if record.__dict__.get("event") == "worker.loop.blocked"]
-    assert warning.getMessage().startswith(f"{name} of node {hook!r} of task ")
-    assert "has blocked the event loop for 0." in warning.getMessage()
+    warnings = [each for each in caplog.records if each.__dict__.get("event") == "worker.loop.blocked"]
+    # A busy machine may keep other code from running as long.
+    [warning] = [
+        each for each in warnings if each.getMessage().startswith(f"{name} of node {hook!r} of task ")
+    ]
+    assert re.search(r"has blocked the event loop for \d+\.\d", warning.getMessage())
 
 
 def test_hook_that_still_blocks_the_loop_is_named_with_its_line(
@@ -586,7 +590,7 @@ def test_hook_that_still_blocks_the_loop_is_named_with_its_line(
 
     async def stay() -> None:
         begun.set()
-        ended.wait(60)
+        ended.wait(EVENT_TIMEOUT_SEC)
 
     async def attempt() -> None:
         contain_tasks("node 'a' of task t")
@@ -594,7 +598,7 @@ def test_hook_that_still_blocks_the_loop_is_named_with_its_line(
 
     running = threading.Thread(target=lambda: asyncio.run(attempt()))
     running.start()
-    begun.wait(60)
+    begun.wait(EVENT_TIMEOUT_SEC)
     warn_of_blocked_loops()
     ended.set()
     running.join()

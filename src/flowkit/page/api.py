@@ -32,6 +32,7 @@ from flowkit.errors import (
 )
 from flowkit.limits import ID_CHARS
 from flowkit.models import TaskStatus
+from flowkit.models.waits import WaitKind
 from flowkit.page.live import describe_outage
 from flowkit.page.shared import SharedReads
 from flowkit.reading.attempts import read_attempts
@@ -77,6 +78,7 @@ MAX_PAGE: Final = 200
 """Most tasks or batches of one page of a list."""
 MAX_SKIP: Final = 100_000
 _PLACE_CHARS: Final = 200
+_CURSOR_CHARS: Final = 4_000
 SHOWN_TIMES: Final = 60
 """Number of past nominal times of each schedule."""
 
@@ -103,8 +105,10 @@ class Show(StrEnum):
     """Which tasks a list has, beside the filters for a status and a name."""
 
     ALL = "all"
-    HELD = "held"
-    """With a failed node that waits for a decision."""
+    DECISION = WaitKind.DECISION.value
+    """With a node that waits for a decision of a person, about a held failure or an approval."""
+    EVENT = WaitKind.EVENT.value
+    """With a node that waits for prerequisites."""
     FAILED_LAST_HOUR = "failed_last_hour"
 
 
@@ -166,12 +170,12 @@ class LogLevel(StrEnum):
 
 
 class LineQuery(NodeQuery):
-    """Which lines of an attempt a page has: the last ones, those before a place, or the first ones after one."""
+    """Which lines of an attempt a page has: the last ones, those before a place, or the next ones after a page."""
 
     attempt: int = Field(ge=1)
     level: LogLevel = LogLevel.DEBUG
     before: str = Field(default="", max_length=_PLACE_CHARS)
-    after: str = Field(default="", max_length=_PLACE_CHARS)
+    after: str = Field(default="", max_length=_CURSOR_CHARS, description="The `end` of another page.")
     limit: int = Field(default=MAX_PAGE, ge=1, le=MAX_PAGE)
 
 
@@ -329,7 +333,7 @@ class LinesFound(PageResult):
     )
     earlier: bool = Field(description="Whether there are lines before them.")
     later: bool = Field(description="Whether there are lines after them.")
-    end: str = Field(description="The place after which the next lines are; empty if there were none.")
+    end: str = Field(description="The `after` of the next page; empty if there were no lines.")
 
 
 class Explained(PageResult):
@@ -430,7 +434,7 @@ class PageApi:
         found = await self._servers.catalog.newest(
             TaskStatus.FAILED.value if failed_lately else query.status and query.status.value,
             query.limit + 1,
-            held=query.show is Show.HELD,
+            waits=query.show.value if query.show in (Show.DECISION, Show.EVENT) else None,
             name=query.name or None,
             ended_since=time.time() - _HOUR_SEC if failed_lately else None,
             id_prefix=query.id or None,

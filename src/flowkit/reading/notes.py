@@ -54,8 +54,8 @@ def describe_waits(view: TaskView, hints: Sequence[str]) -> str:
 
 
 def _describe_pause(paused: str) -> str:
-    """Return a sentence about a paused scope. A scope such as `node:load` stays as `flowkit resume` takes it."""
-    return f"Task {paused.removeprefix('task ')}." if paused.startswith("task ") else f"{paused}."
+    """Return a sentence about a paused scope, which stays as `flowkit resume` takes it."""
+    return f"A pause holds nodes back: {paused}."
 
 
 def _waits(node: NodeRow) -> bool:

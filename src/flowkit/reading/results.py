@@ -10,7 +10,7 @@ from flowkit.client import UnknownTask
 from flowkit.errors import ConfigError
 from flowkit.models import ENGINE_TYPES, TaskStatus
 from flowkit.reading.documents import reading
-from flowkit.text import count_of, describe_set_aside, did_you_mean
+from flowkit.text import count_of, describe_set_aside, did_you_mean, shell_word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -158,8 +158,8 @@ def debug_command(task_id: str, node_id: str, batch_uid: str | None = None) -> s
     batch = [] if batch_uid is None else ["--batch", batch_uid]
     if batch_uid is not None and batch_uid.startswith("-"):
         batch = [f"--batch={batch_uid}"]
-    named = [task_id, node_id, *batch]
-    return f"flowkit debug {shlex.join(named)} --handler MODULE:CLASS"
+    named = " ".join(map(shell_word, [task_id, node_id, *batch]))
+    return f"flowkit debug {named} --handler MODULE:CLASS"
 
 
 def debug_node_command(task_id: str, node_id: str, role: str) -> str | None:

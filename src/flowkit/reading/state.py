@@ -14,7 +14,6 @@ from temporalio.api.enums.v1 import PendingActivityState, TimeoutType
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
 
-from flowkit.actions.records import RESUME
 from flowkit.adapters.entries import utc
 from flowkit.adapters.tasks.fields import TaskTimes, read_times
 from flowkit.adapters.tasks.store import TaskStore
@@ -33,6 +32,7 @@ from flowkit.errors import StoreUnavailable
 from flowkit.models import ENGINE_TYPES, NodeStatus, TaskStatus, temporal_names
 from flowkit.models.actions import PausedScope
 from flowkit.models.temporal_names import other_databases, process_of
+from flowkit.models.waits import TEXT, WaitKind, for_resume, for_worker, in_attempt, read_wait
 from flowkit.reading.documents import reading
 from flowkit.text import count_of, describe_set_aside, format_duration, names, one_line
 from flowkit.workflows.display.details import format_pause
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.queries import ExternalRun, LatestNodeRun
     from flowkit.adapters.worker_registry import RegisteredWorker
     from flowkit.client import TaskCatalog, TaskClient
+    from flowkit.models.waits import NodeWait
 
 
 T = TypeVar("T")
@@ -56,10 +57,6 @@ T = TypeVar("T")
 LOOK_UP_TIMEOUT = timedelta(seconds=5)
 """How long Temporal may take to describe a workflow; its client waits for 30 seconds by default."""
 
-_A_DECISION = "a decision"
-"""How the workflow begins to say what such a node waits for."""
-
-_NOT_ACCEPTED = "an external worker"
 _OVERDUE = 0.6
 """Part of the heartbeat timeout after which a worker counts as silent."""
 
@@ -131,6 +128,8 @@ class NodeRow:
     waits_for: str = ""
     """What the node waits for: a decision, prerequisites, a slot of the concurrency limits, an external worker that
     accepts the attempt, or a node that pulls from it."""
+    wait_kind: WaitKind | None = None
+    """The kind of this wait, by which programs decide; None if the node waits for nothing."""
     silent: bool = False
     """Whether its attempt sends no heartbeats."""
     shards: str = ""
@@ -146,7 +145,11 @@ class NodeRow:
     @property
     def awaits_decision(self) -> bool:
         """Whether the node waits until a person decides: about its failure, or about an approval."""
-        return self.waits_for.startswith(_A_DECISION)
+        return self.wait_kind is WaitKind.DECISION
+
+    def waiting_for(self, wait: NodeWait | None) -> NodeRow:
+        """Return the row with another wait."""
+        return replace(self, waits_for=wait.text if wait else "", wait_kind=wait.kind if wait else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -417,7 +420,7 @@ def add_pending(view: TaskView, description: WorkflowExecutionDescription | None
         if epoch <= node.attempt or node.status not in _BEFORE_ATTEMPT:
             return node
         running = NodeStatus.RUNNING.value
-        return replace(node, status=running, attempt=epoch, waits_for="", next_retry_at=None)
+        return replace(node.waiting_for(None), status=running, attempt=epoch, next_retry_at=None)
 
     return replace(view, nodes=tuple(map(scheduled, view.nodes))) if pending else view
 
@@ -512,7 +515,7 @@ def describe_progress(progress: ShardProgress, done: int, total: int, now: float
 def add_pins(view: TaskView, pins: Mapping[str, str], workers: Sequence[RegisteredWorker]) -> TaskView:
     """Return `view` with what attempts wait for that only workers with the version of the task may run."""
     nodes = tuple(
-        replace(node, waits_for=_describe_pin(node.role, pins[node.role], workers))
+        node.waiting_for(for_worker(_describe_pin(node.role, pins[node.role], workers)))
         if node.waiting and node.role in pins
         else node
         for node in view.nodes
@@ -532,7 +535,7 @@ def _describe_pin(role: str, version: str, workers: Sequence[RegisteredWorker]) 
 def add_waits(view: TaskView, waits: Mapping[str, str]) -> TaskView:
     """Return `view` with what the running attempts wait for, by the ids of their activities."""
     nodes = tuple(
-        replace(node, waits_for=waits[f"{node.node_id}.{node.attempt}"])
+        node.waiting_for(in_attempt(waits[f"{node.node_id}.{node.attempt}"]))
         if node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in waits
         else node
         for node in view.nodes
@@ -651,7 +654,7 @@ def _add_run(node: NodeRow, run: ExternalRun | None, now: float) -> NodeRow:
     if run is None or node.status not in _ACTIVE or node.waiting:
         return node
     if run.worker_id is None:
-        return replace(node, worker="", waits_for=run.waits_for or _NOT_ACCEPTED)
+        return replace(node.waiting_for(for_worker(run.waits_for)), worker="")
     node = replace(node, worker=run.worker_id, external=True, batches=max(node.batches, run.batches))
     if run.heard_at is None or run.lease_until is None:
         return node
@@ -826,23 +829,22 @@ def _read_node(
 ) -> NodeRow:
     status = node["status"]
     error = node.get("last_error") if status != NodeStatus.FINISHED else None
-    return NodeRow(
+    wait = read_wait(node)
+    row = NodeRow(
         node_id=node["node_id"],
         role=node["type"],
         status=status,
         attempt=node.get("attempt_epoch") or 0,
         batches=batches.get(node["node_id"], 0),
-        next_retry_at=retry_at if status == NodeStatus.DEFERRED and not node.get("waits_for") else None,
+        next_retry_at=retry_at if status == NodeStatus.DEFERRED and not wait else None,
         failed_batches=node.get("failed_batches") or 0,
         note=one_line(error or node.get("skip_reason") or ""),
-        waits_for=_stored_wait(node) if status in _BEFORE_ATTEMPT else "",
         silent=silent,
     )
-
-
-def _stored_wait(node: dict[str, Any]) -> str:
-    """Return what a node waits for before its first attempt. Only documents flag paused nodes."""
-    return node.get("waits_for") or (RESUME if node.get("paused") else "")
+    if status not in _BEFORE_ATTEMPT:
+        return row
+    # Only documents flag paused nodes.
+    return row.waiting_for(wait or (for_resume() if node.get("paused") else None))
 
 
 def _make_bare_view(task_id: str) -> TaskView:
@@ -898,4 +900,4 @@ async def _decode_details(activity: PendingActivityInfo, converter: DataConverte
 def _read_wait(details: Any) -> str:
     """Return the wait of an attempt that runs. Of an external attempt that waits, the task document has the text."""
     known = details if isinstance(details, dict) else {}
-    return str(known.get("waits_for") or "") if known.get("state") == "running" else ""
+    return str(known.get(TEXT) or "") if known.get("state") == "running" else ""

@@ -8,23 +8,19 @@ import uuid
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.common.v1 import Payloads
 from temporalio.api.schedule.v1 import SchedulePatch, TriggerImmediatelyRequest
 from temporalio.api.schedule.v1 import message_pb2 as schedule_pb
 from temporalio.api.workflowservice.v1 import (
-    ListScheduleMatchingTimesRequest,
     PatchScheduleRequest,
     UpdateScheduleRequest,
 )
 from temporalio.client import (
-    Schedule,
     ScheduleActionStartWorkflow,
     ScheduleAlreadyRunningError,
-    ScheduleState,
 )
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -35,40 +31,43 @@ from flowkit.errors import ConfigError, GraphError, TaskCancelled, TaskFailed, U
 from flowkit.graph.scheduled import format_nominal
 from flowkit.models import temporal_names
 from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner
-from flowkit.schedules.history import FIRST_TIME, REFUSED, Histories, NominalTime, find_past, task_id_of
+from flowkit.schedules.history import REFUSED, Histories, NominalTime, nominal_time_of, task_id_of
+from flowkit.schedules.nominal_times import FIRST, NominalTimes, look
 from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition, ScheduleStep, plan_changes
-from flowkit.schedules.times import ScheduleOptions, ScheduleTimes, never_fires, spec_error, times_of
+from flowkit.schedules.times import ScheduleOptions, ScheduleTimes, times_of
 from flowkit.schedules.views import ScheduledRun, ScheduleView
 from flowkit.text import one_line, truncate
 from flowkit.validation.arguments import require, schedule_name_problem, whole_problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 
     from temporalio.client import (
         Client,
         ScheduleActionResult,
         ScheduleDescription,
         ScheduleHandle,
-        ScheduleInfo,
+        ScheduleListInfo,
+        ScheduleListSchedule,
     )
 
     from flowkit.client import TaskClient
 
-_SPEC_PROBLEM = "Invalid schedule spec: "
 _NOTE_CHARS = 1_000
 _RESULT_SEC = 5.0
 _TRIGGER_SEC = 10.0
 _TRIGGER_LOOK_SEC = 0.1
-_PREVIEW = ScheduleState(paused=True, note="FlowKit asks for its times, and deletes this schedule")
 _CONCURRENT = 10
 """Number of schedules that are read or written at once."""
-_LOOK_LIMITS = (timedelta(seconds=10),) * 2
-_LATE = frozenset({RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED})
-"""What the client returns after the time limit of a call."""
 _UPDATES = 10
 """How often an update is tried that meets changes of others."""
 _WRITTEN = frozenset({ScheduleStep.CREATE, ScheduleStep.UPDATE})
+
+
+class _Listed(NamedTuple):
+    name: str
+    schedule: ScheduleListSchedule
+    info: ScheduleListInfo
 
 
 class Schedules:
@@ -83,7 +82,8 @@ class Schedules:
         self._client = client
         self._tasks = tasks
         self._queue = queue
-        self._histories = Histories(client, tasks, self._find_own, self._past)
+        self._nominal = NominalTimes(client)
+        self._histories = Histories(client, tasks, self._find_own, self._nominal)
 
     async def create(
         self,
@@ -138,48 +138,40 @@ class Schedules:
 
         Raise ConfigError, which shows the right form, if Temporal refuses the times or they never come.
         """
-        name = f"flowkit-preview-{uuid.uuid4()}"
-        action = ScheduleActionStartWorkflow(temporal_names.TASK, id=name, task_queue=name)
-        try:
-            handle = await self._client.create_schedule(name, times.schedule(action, _PREVIEW))
-        except RPCError as error:
-            if error.status is not RPCStatusCode.INVALID_ARGUMENT:
-                raise
-            raise spec_error(times, one_line(error).removeprefix(_SPEC_PROBLEM)) from None
-        try:
-            found = (await look(handle)).info.next_action_times
-        finally:
-            await handle.delete()
-        if not found:
-            raise never_fires(times)
-        return found
+        return await self._nominal.preview(times)
 
     async def list_schedules(self) -> list[ScheduleView]:
         """Return the schedules of the deployment by name. A new one may be missing for a moment."""
-        own = await self._tasks.deployment()
-        views = []
+        views = await gather_some(self._listed_view, await self._listed(), _CONCURRENT)
+        return await self._with_backfilled(views)
+
+    async def _listed(self) -> list[_Listed]:
+        """Return the schedules of the deployment as Temporal lists them."""
+        own, found = await self._tasks.deployment(), list[_Listed]()
         async for each in await self._client.list_schedules():
             owner = read_owner((await each.memo()).get(MEMO))
             if each.schedule is None or each.info is None or owner is None:
                 continue
             if owner.kind is OwnerKind.SCHEDULE and owner.deployment == own:
-                recent = each.info.recent_actions
-                view = ScheduleView(
-                    name=each.id,
-                    times=times_of(each.schedule.spec),
-                    paused=each.schedule.state.paused,
-                    note=each.schedule.state.note or "",
-                    next_times=each.info.next_action_times,
-                    last_task=task_id_of(recent[-1]) if recent else None,
-                )
-                views.append(view)
-        return sorted(await self._with_backfilled(views), key=lambda view: view.name)
+                found.append(_Listed(each.id, each.schedule, each.info))
+        return sorted(found, key=lambda listed: listed.name)
+
+    async def _listed_view(self, listed: _Listed) -> ScheduleView:
+        name, schedule, info = listed
+        return ScheduleView(
+            name=name,
+            times=times_of(schedule.spec),
+            paused=schedule.state.paused,
+            note=schedule.state.note or "",
+            next_times=await self._nominal.coming(name, schedule.spec, info.next_action_times),
+            last_task=task_id_of(info.recent_actions[-1]) if info.recent_actions else None,
+        )
 
     async def _with_backfilled(self, views: Sequence[ScheduleView]) -> list[ScheduleView]:
         """Return schedules with their latest tasks, also if only backfills have started some: Temporal lists those of
         schedules.
         """
-        spans = {view.name: (FIRST_TIME, datetime.now(UTC)) for view in views if view.last_task is None}
+        spans = {view.name: (FIRST, datetime.now(UTC)) for view in views if view.last_task is None}
         tasks = await self._tasks.timed_tasks(spans, 1) if spans else {}
         latest = {name: max(found, key=lambda task: task.at) for name, found in tasks.items() if found}
         return [
@@ -206,44 +198,8 @@ class Schedules:
 
     async def times(self, name: str, start: datetime, end: datetime) -> list[datetime]:
         """Return the nominal times of a schedule after `start` and until `end`, in UTC: at most 1,000."""
-        async with self._without_jitter(await self._describe(name)) as listed:
-            return await self._matching(listed, start, end)
-
-    @asynccontextmanager
-    async def _without_jitter(self, description: ScheduleDescription) -> AsyncIterator[str]:
-        """Yield the name of a schedule with the same nominal times.
-
-        Of a schedule with jitter, Temporal lists the times at which the tasks start.
-        """
-        spec = description.schedule.spec
-        if not spec.jitter:
-            yield description.id
-            return
-        name = f"flowkit-preview-{uuid.uuid4()}"
-        action = ScheduleActionStartWorkflow(temporal_names.TASK, id=name, task_queue=name)
-        same = Schedule(action=action, spec=replace(spec, jitter=None), state=_PREVIEW)
-        handle = await self._client.create_schedule(name, same)
-        try:
-            yield name
-        finally:
-            await handle.delete()
-
-    async def _past(
-        self, description: ScheduleDescription, since: datetime, now: datetime, step: timedelta, count: int
-    ) -> list[datetime]:
-        """Return the latest nominal times of a schedule, as `find_past` does."""
-        async with self._without_jitter(description) as listed:
-            return await find_past(partial(self._matching, listed), since, now, step, count)
-
-    async def _matching(self, name: str, start: datetime, end: datetime) -> list[datetime]:
-        bounds = [Timestamp(), Timestamp()]
-        for bound, at in zip(bounds, (start, end), strict=True):
-            bound.FromDatetime(at.astimezone(UTC))
-        request = ListScheduleMatchingTimesRequest(
-            namespace=self._client.namespace, schedule_id=name, start_time=bounds[0], end_time=bounds[1]
-        )
-        found = await self._client.workflow_service.list_schedule_matching_times(request, retry=True)
-        return [each.ToDatetime(UTC) for each in found.start_time]
+        spec = (await self._describe(name)).schedule.spec
+        return await self._nominal.between(name, spec, start, end)
 
     async def history(
         self, views: Sequence[ScheduleView], *, count: int = 60
@@ -273,8 +229,10 @@ class Schedules:
         Its nominal time is the present second, or the next one without a task. Return None if it does not start now,
         because an earlier one runs, and the schedule skips or delays a task that overlaps with it.
         """
-        before = (await self._describe(name)).info
-        at = _free_second(before, datetime.now(UTC))
+        description = await self._describe(name)
+        before, spec = description.info, description.schedule.spec
+        coming = await self._nominal.coming(name, spec, before.next_action_times)
+        at = _free_second({*map(nominal_time_of, before.recent_actions), *coming}, datetime.now(UTC))
         wanted = f"{name}-{format_nominal(at)}"
         async with self._handle(name) as handle:
             await self._trigger_at(name, at)
@@ -370,14 +328,14 @@ class Schedules:
         schedule = schedule_pb.Schedule()
         schedule.CopyFrom(present.raw_description.schedule)
         after.times.write_into(schedule, before.times)
-        if (before.graph, before.params) != (after.graph, after.params):
+        if not after.starts_same(before):
             action, converter = schedule.action.start_workflow, self._client.data_converter
-            content = given or await self._prepare(present.id, after)
+            content = given or await self._prepare(present.id, after, _next_time(present, after.times))
             action.input.CopyFrom(Payloads(payloads=await converter.encode([content])))
             action.user_metadata.ClearField("summary")
             if after.title is not None:
                 action.user_metadata.summary.CopyFrom((await converter.encode([after.title]))[0])
-        elif before.times != after.times:
+        elif before.times != after.times and not after.times.edited:
             await self.preview(after.times)
         return schedule
 
@@ -391,7 +349,7 @@ class Schedules:
         self, wanted: Mapping[str, ScheduleDefinition], *, prune: bool = False
     ) -> list[ScheduleChange]:
         """Return what `apply` would change. Nothing is changed."""
-        names = {each.name for each in await self.list_schedules()} | {*wanted}
+        names = {each.name for each in await self._listed()} | {*wanted}
         found = await gather_some(self._find, sorted(names), _CONCURRENT)
         present = {each.id: await self._definition(each) for each in found if each is not None}
         return plan_changes(wanted, present, prune=prune)
@@ -509,13 +467,14 @@ class Schedules:
 
     async def _view(self, description: ScheduleDescription) -> ScheduleView:
         definition, info = await self._definition(description), description.info
+        spec = description.schedule.spec
         recent = info.recent_actions
         view = ScheduleView(
             name=description.id,
             times=definition.times,
             paused=description.schedule.state.paused,
             note=description.schedule.state.note or "",
-            next_times=info.next_action_times,
+            next_times=await self._nominal.coming(description.id, spec, info.next_action_times),
             last_task=task_id_of(recent[-1]) if recent else None,
             task={"graph": definition.graph, "params": definition.params},
             started=info.num_actions,
@@ -526,7 +485,7 @@ class Schedules:
         return (await self._with_backfilled([view]))[0]
 
     async def _run(self, action: ScheduleActionResult) -> ScheduledRun:
-        run = ScheduledRun(task_id=task_id_of(action), scheduled_at=action.scheduled_at, status="running")
+        run = ScheduledRun(task_id=task_id_of(action), scheduled_at=nominal_time_of(action), status="running")
         if (await self._tasks.look_up(run.task_id)).state is WorkflowState.OPEN:
             return run
         try:
@@ -540,20 +499,6 @@ class Schedules:
         except TimeoutError:
             return run
         return replace(run, status=result.status.value)
-
-
-async def look(handle: ScheduleHandle) -> ScheduleDescription:
-    """Return the description of a schedule.
-
-    A busy server may lose the query with which it finds it. That call ends with its time limit, and another succeeds.
-    """
-    for limit in _LOOK_LIMITS:
-        try:
-            return await handle.describe(rpc_timeout=limit)
-        except RPCError as error:
-            if error.status not in _LATE:
-                raise
-    return await handle.describe()
 
 
 @contextmanager
@@ -573,14 +518,16 @@ def _has(found: ScheduleDescription, sent: schedule_pb.Schedule, times: Schedule
     return same_input and times_of(found.schedule.spec, found.schedule.policy) == times
 
 
-def _free_second(info: ScheduleInfo, now: datetime) -> datetime:
-    """Return the first whole second from now on for which a schedule has no task and starts none by itself.
+def _next_time(present: ScheduleDescription, times: ScheduleTimes) -> datetime | None:
+    """Return the next nominal time of a schedule whose times were edited in Temporal; None for others."""
+    return next(iter(present.info.next_action_times), datetime.now(UTC)) if times.edited else None
+
+
+def _free_second(taken: Collection[datetime], now: datetime) -> datetime:
+    """Return the first whole second from now on that is not the nominal time of a task, started or to come.
 
     Ids of tasks end with the second. A second task with the id of one that has ended would fail.
     """
-    taken = {each.scheduled_at.replace(microsecond=0) for each in info.recent_actions} | {
-        *info.next_action_times
-    }
     at = now.replace(microsecond=0)
     while at in taken:
         at += timedelta(seconds=1)

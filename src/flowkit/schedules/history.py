@@ -10,32 +10,28 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from temporalio.client import ScheduleActionExecutionStartWorkflow
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
 from flowkit.core.loops import gather_some
-from flowkit.graph.scheduled import format_nominal
+from flowkit.graph.scheduled import format_nominal, nominal_time_in
 from flowkit.models import TaskStatus, temporal_names
+from flowkit.schedules.nominal_times import FIRST, step_between
 
 if TYPE_CHECKING:
     from temporalio.client import Client, ScheduleActionResult, ScheduleDescription
 
     from flowkit.adapters.tasks.queries import TimedTask
     from flowkit.client import TaskClient
+    from flowkit.schedules.nominal_times import NominalTimes
     from flowkit.schedules.views import ScheduleView
 
 Find = Callable[[str], Awaitable["ScheduleDescription | None"]]
 """Describes a schedule; None if there is none."""
-Matching = Callable[[datetime, datetime], Awaitable[Sequence[datetime]]]
-"""Returns the nominal times between two times, the first `MOST_TIMES` of them."""
-Past = Callable[["ScheduleDescription", datetime, datetime, timedelta, int], Awaitable[Sequence[datetime]]]
-"""Returns the latest nominal times of a schedule."""
 
-MOST_TIMES = 1_000
-"""Most nominal times that Temporal returns at once."""
 NEXT_TIMES = 3
 """Number of coming times in a history."""
 REFUSED = frozenset({reason_codes.INVALID_GRAPH, reason_codes.CONDITIONS_TOO_LARGE})
@@ -45,13 +41,10 @@ _REUSE_SEC = 30.0
 """How long a description is reused while the list of schedules shows no change."""
 _GRACE = timedelta(seconds=10)
 """How long a task may take to start, and to be visible, before its time counts as one without a task."""
+_UNLISTED = timedelta(minutes=1)
+"""How long after its start a task may be absent from the running ones that Temporal lists."""
 _AHEAD = timedelta(minutes=1)
 """How far the nominal time of a triggered task may be ahead."""
-FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC)
-"""Histories begin then: the times of 29 February, for example, are further apart than a calendar can count."""
-_STEP = timedelta(days=1)
-_WIDER = 4
-_LOOKS = 6
 _OPEN_TASKS = 1_000
 
 
@@ -92,14 +85,21 @@ class NominalTime:
         }
 
 
+class RecentStart(NamedTuple):
+    """A task that Temporal has started."""
+
+    task_id: str
+    at: datetime
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Described:
     """What Temporal says of the times of a schedule."""
 
     past: Sequence[datetime]
     """The latest nominal times that have come."""
-    started: Mapping[datetime, str]
-    """The ids of the latest tasks, also of those that were triggered, by nominal time."""
+    started: Mapping[datetime, RecentStart]
+    """The latest tasks, also those that were triggered, by nominal time."""
     buffered: int
     """Number of tasks that wait for the end of an earlier one."""
     since: datetime
@@ -112,27 +112,12 @@ def task_id_of(result: ScheduleActionResult) -> str:
     return started.workflow_id if isinstance(started, ScheduleActionExecutionStartWorkflow) else ""
 
 
-async def find_past(
-    matching: Matching, since: datetime, now: datetime, step: timedelta, count: int
-) -> list[datetime]:
-    """Return the latest `count` nominal times between `since` and `now`. `step` is about the time between two.
+def nominal_time_of(result: ScheduleActionResult) -> datetime:
+    """Return the nominal time of the task that a schedule has started, from its id.
 
-    Return fewer if many times come close together, with long pauses between them.
+    Temporal reports the time with its jitter.
     """
-    window, best = step * count, list[datetime]()
-    for _ in range(_LOOKS):
-        start = now - min(window, now - since)
-        found = await matching(start, now)
-        if len(found) >= MOST_TIMES:
-            if best:
-                break
-            window /= _WIDER
-            continue
-        best = list(found)
-        if len(found) >= count or start == since:
-            break
-        window *= _WIDER
-    return best[-count:]
+    return nominal_time_in(task_id_of(result)) or result.scheduled_at.replace(microsecond=0)
 
 
 def merge_times(
@@ -146,10 +131,11 @@ def merge_times(
     """Return the latest `count` nominal times, oldest first, and then the next ones.
 
     `tasks` are those that MongoDB has. `running` are the ids of those that run according to Temporal: an engine may
-    not have begun them.
+    not have begun them. Temporal lists a task some time after its start.
     """
+    begun = running | {each.task_id for each in described.started.values() if each.at > now - _UNLISTED}
     entries = {
-        at: _without_document(at, task_id, running) for at, task_id in _ids(view.name, described).items()
+        at: _without_document(at, task_id, begun) for at, task_id in _ids(view.name, described).items()
     }
     entries |= {each.at: _with_document(each) for each in tasks}
     found = [entries[at] for at in sorted(entries)]
@@ -167,11 +153,12 @@ def merge_times(
 
 def _ids(name: str, described: Described) -> dict[datetime, str]:
     """Return the id that the task of each nominal time has, or would have."""
-    return {**{at: f"{name}-{format_nominal(at)}" for at in described.past}, **described.started}
+    started = {at: each.task_id for at, each in described.started.items()}
+    return {**{at: f"{name}-{format_nominal(at)}" for at in described.past}, **started}
 
 
-def _without_document(at: datetime, task_id: str, running: frozenset[str]) -> NominalTime:
-    if task_id in running:
+def _without_document(at: datetime, task_id: str, begun: frozenset[str]) -> NominalTime:
+    if task_id in begun:
         return NominalTime(at=at, status=NominalStatus.STARTED, task_id=task_id)
     return NominalTime(at=at, status=NominalStatus.NO_TASK)
 
@@ -192,12 +179,11 @@ class _Known:
 class Histories:
     """Reads histories. What Temporal says of a schedule is kept for a while, as long as the list shows no change."""
 
-    def __init__(self, client: Client, tasks: TaskClient, find: Find, find_past: Past) -> None:
-        """Read with these clients. `find_past` is the function of this name, for a schedule that was described."""
+    def __init__(self, client: Client, tasks: TaskClient, find: Find, nominal: NominalTimes) -> None:
         self._client = client
         self._tasks = tasks
         self._find = find
-        self._find_past = find_past
+        self._nominal = nominal
         self._known: dict[tuple[str, int], _Known] = {}
 
     async def read(self, views: Sequence[ScheduleView], count: int) -> dict[str, tuple[NominalTime, ...]]:
@@ -229,9 +215,9 @@ class Histories:
             return None
         info = found.info
         changed = info.last_updated_at or info.created_at
-        step = _step(info.next_action_times)
+        step = step_between(info.next_action_times)
         try:
-            times = await self._find_past(found, FIRST_TIME, now, step, count)
+            times = await self._nominal.latest(found.id, found.schedule.spec, now, step, count)
         except RPCError as error:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
@@ -239,15 +225,11 @@ class Histories:
         described = Described(
             past=[at for at in times if at >= changed],
             started={
-                each.scheduled_at.replace(microsecond=0): task_id_of(each) for each in info.recent_actions
+                nominal_time_of(each): RecentStart(task_id_of(each), each.started_at)
+                for each in info.recent_actions
             },
             buffered=found.raw_description.info.buffer_size,
-            since=min([now - min(step * count, now - FIRST_TIME), *times[:1]]),
+            since=min([now - min(step * count, now - FIRST), *times[:1]]),
         )
         self._known[view.name, count] = _Known(view, described, time.monotonic() + _REUSE_SEC)
         return described
-
-
-def _step(coming: Sequence[datetime]) -> timedelta:
-    """Return about the time between two nominal times."""
-    return (coming[-1] - coming[0]) / (len(coming) - 1) if len(coming) > 1 else _STEP

@@ -48,7 +48,10 @@ class ScheduleView:
     note: str = ""
     """Why it is paused, or was resumed."""
     next_times: Sequence[datetime] = ()
-    """The next nominal times, in UTC: at most ten, and none of a paused schedule is due."""
+    """The nominal times of the next tasks, in UTC: at most ten, and none of a paused schedule is due.
+
+    With `jitter`, the first may have passed: its task starts later.
+    """
     last_task: str | None = None
     """The id of the latest task that it has started; if it has started none, of the latest one of a backfill."""
     runs: Sequence[ScheduledRun] = ()

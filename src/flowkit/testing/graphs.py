@@ -14,6 +14,7 @@ from flowkit.activities.builtin_functions import default_adapters
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.core.time import SystemClock
 from flowkit.errors import ConfigError
+from flowkit.graph.params import complete_params
 from flowkit.graph.scheduled import evaluate_params, format_nominal
 from flowkit.graph.submission import convert_to_json, parse_input, validate_input
 from flowkit.graph.validation import raise_if, unknown_function
@@ -186,10 +187,10 @@ async def simulate(
     An approval without one waits for its deadline. `satisfied` names the prerequisites that are satisfied. `script` is
     a coroutine function that gets the running task, a SimulatedTask, and steers it.
 
-    An attempt that neither ends nor waits on the clock for `hangs_after_sec` real seconds counts as hanging. Time then
-    passes without it, so that its `timeout_sec` or a deadline ends it. Raise TaskStuck if nothing ends it, or if the
-    task waits for something else that does not happen by itself. Raise ConfigError for the decision of a node that is
-    no approval.
+    An attempt that neither ends nor waits on the clock for `hangs_after_sec` seconds counts as hanging. Seconds in
+    which a busy machine does not run this process do not count. Time then passes without the attempt, so that its
+    `timeout_sec` or a deadline ends it. Raise TaskStuck if nothing ends it, or if the task waits for something else
+    that does not happen by itself. Raise ConfigError for the decision of a node that is no approval.
     """
     job = await _prepare(Pipeline.of(graph, handlers, functions), params, db, scheduled_at)
     if script is None:  # A script may add nodes.
@@ -314,8 +315,7 @@ class _Steering:
             settled = await self._clock.settle(hangs_after_sec)
             if scripted.done() or self._clock.advance():
                 continue
-            await asyncio.wait([scripted], timeout=hangs_after_sec if settled else 0)
-            if not scripted.done():
+            if not (settled and await self._clock.news(hangs_after_sec)):
                 raise TaskStuck(
                     f"the script has not ended {hangs_after_sec:g} s after the task; wait for states with task.until, "
                     "or pass a larger hangs_after_sec if it takes that long"
@@ -329,10 +329,9 @@ async def _prepare(
     task_id = str(uuid.uuid4())
     if scheduled_at is not None and isinstance(params, dict):
         params = evaluate_params(params, format_nominal(scheduled_at))
-    given = {
-        "params": convert_to_json("params", pipeline.dump_params(params)),
-        "graph": convert_to_json("graph", pipeline.graph),
-    }
+    graph = convert_to_json("graph", pipeline.graph)
+    own_params = convert_to_json("params", pipeline.dump_params(params))
+    given = {"params": complete_params(graph, own_params), "graph": graph}
     parsed, new = validate_input(task_id, given), parse_input(task_id, given)
     await ParamsChecks().check(new.graph, new.params)
     database = memory_database() if db is None else db

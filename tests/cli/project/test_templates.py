@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from tests.cli.project.new_project import FLOW, NAME, PACKAGE, run_command, run_module
 from tests.fork_server import fork_server
 from tests.integration.harness import EVENT_TIMEOUT_SEC, ROOT
+from tests.type_checker import fills_a_cache, run_mypy
 
 from flowkit.cli.project.scaffold import TEMPLATES, new_project
 
@@ -52,11 +53,10 @@ def test_the_tests_of_all_templates_pass(projects: Path) -> None:
     assert code == 0, output
 
 
+@fills_a_cache
 @pytest.mark.slow
 def test_the_code_of_all_templates_passes_the_type_checker(projects: Path) -> None:
-    """With the settings of this project, whose cache holds the types of FlowKit."""
-    environment = {**os.environ, "MYPYPATH": str(projects)}
-    done = run_module(ROOT, "mypy", "--strict", str(projects), env=environment)
+    done = run_mypy("--strict", str(projects), env={**os.environ, "MYPYPATH": str(projects)})
     assert done.returncode == 0, done.stdout + done.stderr
 
 

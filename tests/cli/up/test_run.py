@@ -93,7 +93,7 @@ def test_it_runs_tasks_and_keeps_their_data(tmp_path: Path, up: Callable[..., Up
 
 def read_metrics(port: int) -> str:
     """Return the metrics of a process."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=EVENT_TIMEOUT_SEC)
     connection.request("GET", "/metrics")
     try:
         return connection.getresponse().read().decode()

@@ -11,14 +11,12 @@ from aiokafka import AIOKafkaConsumer
 from flowkit.bridge.kafka.consumer import RecordConsumer
 from flowkit.bridge.kafka.producer import Producer
 from flowkit.bridge.kafka.topics import Provisioner, Topics, worker_group
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from tests.integration.bridge.conftest import Names
-
-LONG_SEC = 60.0
-"""No test waits longer for one thing."""
 
 
 async def command_topic(names: Names, **settings: Any) -> str:
@@ -74,7 +72,7 @@ class Reading:
 
     async def until(self, wanted: set[bytes]) -> None:
         """Wait until all these values have been handled."""
-        async with asyncio.timeout(LONG_SEC), self._changed:
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC), self._changed:
             await self._changed.wait_for(lambda: wanted <= set(self.values))
 
 

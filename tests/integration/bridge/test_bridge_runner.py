@@ -68,7 +68,9 @@ class BridgeProcess:
     def get(self) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of the health endpoint."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=10) as response:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.port}/", timeout=EVENT_TIMEOUT_SEC
+            ) as response:
                 return response.status, json.load(response)
         except urllib.error.HTTPError as error:
             with error:

@@ -67,7 +67,7 @@ async def test_work_of_a_bridge_is_measured_by_role(external: ExternalTasks) -> 
         assert (kinds["TASK_ACCEPTED"], kinds["BATCH_OK"], kinds["TASK_DONE"]) == (1, 3, 1)
         assert measured.counted(instruments.MALFORMED) == {(malformed,): 1}
         [waited_sec] = measured.observed(instruments.NODE_WAIT)[role,]
-        assert 0 <= waited_sec < 60
+        assert waited_sec >= 0
 
         async def is_idle() -> bool:
             gauges = (instruments.BRIDGE_ATTEMPTS, instruments.BRIDGE_QUEUED, instruments.BRIDGE_LAG)

@@ -12,7 +12,8 @@ from aiokafka import TopicPartition
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.topics import worker_group
 from flowkit.errors import KafkaUnavailable
-from tests.integration.bridge.clients import LONG_SEC, command_topic, producing, worker
+from tests.integration.bridge.clients import command_topic, producing, worker
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -59,7 +60,7 @@ async def test_offsets_of_a_group_follow_its_commits(names: Names, offsets: Offs
 async def test_members_are_listed_with_their_partitions(names: Names, offsets: Offsets) -> None:
     topic, group = await command_topic(names), worker_group(names.role())
     async with worker(names, topic) as one, worker(names, topic) as two:
-        async with asyncio.timeout(LONG_SEC):
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
             while len(one.assignment()) == 3:
                 await one.getmany(timeout_ms=100)
         members = await offsets.read_members(group)

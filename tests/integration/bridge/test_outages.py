@@ -14,7 +14,7 @@ from flowkit.testing.external import Final, Result
 from flowkit.testing.external.handlers import scripted
 from tests.integration.bridge.external_tasks import ExternalTasks, codes
 from tests.integration.bridge.gates import Gate
-from tests.integration.harness import eventually, node, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node, wait_seconds
 from tests.integration.test_cancel_terminate_reset import cancelled
 from tests.servers import stoppable_mongo
 
@@ -144,7 +144,7 @@ async def test_task_can_be_cancelled_and_the_engine_stopped_and_started_while_ka
     assert (await cancelled(external, task_id))["status"] == "cancelled"
     await external.until_reported(task_id, "extract")
     assert [each["outcome"]["kind"] for each in await external.dispatches(task_id)] == ["cancelled"]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(EVENT_TIMEOUT_SEC):
         await external.coordinator.stop()
 
     caplog.clear()

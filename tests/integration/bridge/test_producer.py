@@ -16,12 +16,12 @@ from aiokafka.producer import message_accumulator
 from flowkit.bridge.kafka.producer import MAX_REQUEST_BYTES
 from flowkit.errors import CommandTooLarge, KafkaUnavailable, SendUncertain
 from tests.integration.bridge.clients import (
-    LONG_SEC,
     Reading,
     command_topic,
     consuming,
     producing,
 )
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from flowkit.local import Kafka
@@ -147,7 +147,7 @@ async def test_a_record_waits_an_hour_while_its_partition_has_no_leader(
             return leader
 
         clock = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600 * looked)
-        async with asyncio.timeout(LONG_SEC):
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
             with monkeypatch.context() as patch:
                 patch.setattr(message_accumulator, "time", clock)
                 patch.setattr(client.client.cluster, "leader_for_partition", without_leader)
@@ -166,7 +166,7 @@ async def test_records_sent_during_a_restart_are_stored_once(frail: Names, frail
         sends += [
             asyncio.create_task(producer.send(topic, "k", b"%d" % n, n % 3)) for n in range(count // 2, count)
         ]
-        async with asyncio.timeout(LONG_SEC):
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
             await asyncio.gather(restart, *sends)
     reading = Reading()
     async with consuming(frail, topic, f"{frail.prefix}.check", reading):

@@ -11,7 +11,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.bridge.kafka.topics import Provisioner, Topics, worker_group
 from flowkit.errors import KafkaUnavailable
-from tests.integration.bridge.clients import LONG_SEC, command_topic, producing, worker
+from tests.integration.bridge.clients import command_topic, producing, worker
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from tests.integration.bridge.conftest import Names
@@ -59,7 +60,7 @@ async def test_a_worker_that_joins_later_reads_the_first_command(names: Names) -
         await producer.send(topic, "k", b"{}", 1)
     seeded = await provisioner.seed(role)
     assert (seeded.committed, seeded.had_members) == ({0: 0, 1: 0, 2: 0}, False)
-    async with worker(names, topic) as consumer, asyncio.timeout(LONG_SEC):
+    async with worker(names, topic) as consumer, asyncio.timeout(EVENT_TIMEOUT_SEC):
         assert (await consumer.getone()).offset == 0
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from flowkit.local.ports import free_port
 from tests.integration.flow_model.limits import Era
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from tests.fork_server import ForkedProcess
@@ -56,7 +57,7 @@ class Cluster:
         if part is Part.ENGINE:
             self.eras[-1].ended = time.monotonic()
         self._running[part].kill()
-        self._running[part].wait(20)
+        self._running[part].wait(EVENT_TIMEOUT_SEC)
         await asyncio.sleep(away)
         if part is Part.ENGINE:
             await self.harness.release_tasks()

@@ -14,7 +14,7 @@ from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from flowkit.testing.supervisor import Misbehavior
 from tests.integration.flows.world import CALLER, FLOW, FlowWorld
-from tests.integration.harness import eventually
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
 
 if TYPE_CHECKING:
     from tests.fork_server import ForkedProcess
@@ -50,7 +50,7 @@ async def test_engine_and_handler_are_killed_and_the_flow_finishes_with_each_job
     await eventually(both_run)
     for process in started:
         process.kill()
-        process.wait(20)
+        process.wait(EVENT_TIMEOUT_SEC)
     await world.harness.release_tasks()
     before = await world.statuses()
     assert {before["1"], before["2"]} <= {"Ready", "Dispatched", "Running"}
@@ -193,6 +193,6 @@ jobs:
         return process.poll() is not None
 
     await eventually(ended)
-    assert process.wait(5) == 1
+    assert process.wait(EVENT_TIMEOUT_SEC) == 1
     state = await world.until("Error")
     assert sorted(node["node_status"] for node in state["nodes"].values()) == ["Completed", "Failed"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from flowkit.page.process import PageProcess
     from tests.integration.harness import Harness
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.server
 
 HOSTILE = '<img src=x onerror="document.title=1">"];}\\N{x}&lt;b&gt;'
 HOSTILE_ID = "a/../graph/stream?x=1#%2F&ü"

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.local.processes import stdout_of
 
 from flowkit.local.errors import InstallFailed
@@ -68,7 +69,7 @@ def test_a_killed_installation_starts_again(
 
     second = installer("b")
 
-    assert second.wait(timeout=20) == 0
+    assert second.wait(timeout=EVENT_TIMEOUT_SEC) == 0
     assert [path.name for path in (tmp_path / "cache/thing/1").iterdir()] == ["by-b"]
 
 

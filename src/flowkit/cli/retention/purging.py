@@ -23,7 +23,7 @@ from flowkit.cli.servers import servers
 from flowkit.connection import Namespace, TemporalUnavailable
 from flowkit.core.loops import gather_some
 from flowkit.models import TaskStatus, temporal_names
-from flowkit.schedules.client import look
+from flowkit.schedules.nominal_times import look
 from flowkit.text import count_of
 from flowkit.workflows.state_codec import is_stored, stored_in
 

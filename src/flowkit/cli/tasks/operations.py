@@ -223,13 +223,13 @@ async def list_newest(
     limit: int,
     where: Where,
     *,
-    held: bool = False,
+    waits: str | None = None,
     name: str | None = None,
     since: float | None = None,
 ) -> tuple[list[TaskSummary], bool]:
-    """Return the newest tasks, and whether there are more. Raise ConfigError for an unknown status."""
+    """Return the newest tasks, and whether there are more. Raise ConfigError for an unknown status or wait."""
     async with database(where) as db:
-        found = await TaskCatalog(db).list_tasks(status, limit + 1, held=held, name=name, since=since)
+        found = await TaskCatalog(db).list_tasks(status, limit + 1, waits=waits, name=name, since=since)
     return found[:limit], len(found) > limit
 
 

@@ -1,6 +1,6 @@
 // Draws a graph as SVG. The structure is drawn once; updates change classes and texts.
 
-import { s, replace } from "./dom.js";
+import { s, replace, setLabel, setText } from "./dom.js";
 import { placing } from "./placing.js";
 import { ENDED, percent, symbolOf } from "./words.js";
 
@@ -158,7 +158,7 @@ export class GraphPicture {
     const status = statusOf(rows);
     const decides = rows.some((row) => row.awaits_decision);
     box.element.setAttribute("class", `node ${status}${decides ? " decides" : ""}${box.selected ? " selected" : ""}${box.hidden ? " gone" : ""}${box.share === null ? "" : " on-path"}`);
-    box.symbol.textContent = decides ? "◆" : symbolOf(status);
+    setText(box.symbol, decides ? "◆" : symbolOf(status));
     const counts = countsOf(rows);
     const [row] = rows;
     const single = box.members.length === 1;
@@ -169,12 +169,12 @@ export class GraphPicture {
     const inWords = [...(single ? parts : counts.map(([name, count]) => `${count} ${name}`)), aside !== "0" && `${aside} set aside`].filter(Boolean);
     const words = [...(single ? [row.status] : []), ...inWords].join(", ");
     const path = box.share === null ? "" : `on the critical path, ${percent(box.share)} of the time`;
-    box.tip.textContent = [`${box.title}: ${words}`, single && (row.set_aside_text || row.note), path].filter(Boolean).join("\n");
+    setText(box.tip, [`${box.title}: ${words}`, single && (row.set_aside_text || row.note), path].filter(Boolean).join("\n"));
     const label = single ? [short(box.title), short(this.nodes[box.members[0]].role), ...inWords, row.status] : [box.title, words];
-    box.element.setAttribute("aria-label", [...label, decides && "waits for a decision", path].filter(Boolean).join(", "));
+    setLabel(box.element, [...label, decides && "waits for a decision", path].filter(Boolean).join(", "));
     if (!box.state) return;
-    box.state.textContent = text;
-    box.role.textContent = short(box.roleText, Math.floor((box.width - 24) / SMALL_CHAR) - text.length);
+    setText(box.state, text);
+    setText(box.role, short(box.roleText, Math.floor((box.width - 24) / SMALL_CHAR) - text.length));
     const done = rows.filter((each) => ENDED.has(each.status)).length / box.members.length;
     const part = single ? progressOf(row, above) : done;
     box.bar.setAttribute("width", String(Math.max(0, Math.min(1, part)) * (box.width - 2)));

@@ -2,7 +2,7 @@
 
 import { ApiError, get, ofTask, stream } from "./api.js";
 import { ActionBar } from "./actions.js";
-import { byId, copyButton, h, replace, toast, update } from "./dom.js";
+import { byId, copyButton, h, replace, setText, setTitle, toast, update } from "./dom.js";
 import { Explanation, pathOf } from "./explain.js";
 import { GraphPicture } from "./graph.js";
 import { collapse, isLarge } from "./groups.js";
@@ -159,7 +159,7 @@ export class TaskPage {
 
   showTitle() {
     const { task } = this.state;
-    document.title = `${task ? `${symbolOf(task.status)} ` : ""}${this.structure?.name || this.taskId} – FlowKit`;
+    setTitle(`${task ? `${symbolOf(task.status)} ` : ""}${this.structure?.name || this.taskId} – FlowKit`);
   }
 
   // Show a view; the graph if there is none of this name.
@@ -342,7 +342,7 @@ export class TaskPage {
     const text = this.connected ? "live" : `not live since ${clock(this.lostAt)}: ${this.lostWhy}`;
     document.body.classList.toggle("lost", !this.connected || Boolean(problem));
     const shown = problem ? "not live" : text;
-    if (byId("connection").textContent !== shown) byId("connection").textContent = shown;
+    if (byId("connection").textContent !== shown) setText(byId("connection"), shown);
   }
 
   // Clocks stand still without a connection, or while the server cannot read: nobody knows what happens meanwhile.
@@ -450,9 +450,9 @@ export class TaskPage {
     const wanted = rows.filter(([, , row]) => !hide || !row || !ENDED.has(row.status));
     const order = { failed: 0, running: 1, cancelling: 1, deferred: 2, queued: 3 };
     const sorted = wanted.length > LISTED ? wanted.sort((a, b) => (order[a[2]?.status] ?? 4) - (order[b[2]?.status] ?? 4)) : wanted;
-    this.listNote.textContent = wanted.length > LISTED
+    setText(this.listNote, wanted.length > LISTED
       ? `${(wanted.length - LISTED).toLocaleString()} more nodes; use Find to open one.`
-      : wanted.length || !this.structure ? "" : "All nodes have finished.";
+      : wanted.length || !this.structure ? "" : "All nodes have finished.");
     update(this.listRows, sorted.slice(0, LISTED).map(([node, , row]) => h("tr", {},
       h("td", {}, h("span", { class: `status ${row?.status || "queued"}` }, `${symbolOf(row?.status)} ${STATUSES[row?.status]?.word || ""}`)),
       h("td", { class: "id" }, h("button", { class: "link", "data-key": node.node_id, onclick: () => this.choose(this.places.get(node.node_id)) }, node.node_id)),
@@ -515,7 +515,7 @@ export class TaskPage {
     this.graph.close();
     this.actions.stop();
     this.panel.empty();
-    byId("connection").textContent = "";
+    setText(byId("connection"), "");
     document.body.classList.remove("lost");
   }
 }

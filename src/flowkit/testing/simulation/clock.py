@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import time
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -43,6 +44,38 @@ class Alarm:
 
 _LOOK_AGAIN_SEC = 0.01
 """How soon a party that looks for something new looks again after a change."""
+
+
+_TICKS = 20
+"""Number of parts in which a wait is counted. However long the process is kept from running, one part has passed."""
+_LONGEST_TICK_SEC = 60.0
+_WORKS = 0.1
+"""Share of the processor from which on a process works, and does not only wait."""
+
+
+class Patience:
+    """How many seconds a wait may still take. Those in which the machine did not run this process do not count.
+
+    Of the time in which another thread of the process works, its processor time counts.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._tick = min(seconds / _TICKS, _LONGEST_TICK_SEC)
+
+    async def wait(self, event: asyncio.Event) -> bool:
+        """Return True when the event is set, False if that takes too long."""
+        while self._left > 0:
+            began, worked = time.monotonic(), time.process_time()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._tick):
+                    await event.wait()
+            passed = min(time.monotonic() - began, self._tick)
+            used = time.process_time() - worked
+            self._left -= passed if used < _WORKS * passed else min(used, passed)
+            if event.is_set():
+                return True
+        return False
 
 
 class VirtualClock:
@@ -146,37 +179,29 @@ class VirtualClock:
         return [party.name for party in self._parties if not party.waits]
 
     async def settle(self, longest_sec: float) -> bool:
-        """Return True when everybody waits, False after so many real seconds in which nothing has happened."""
-        loop, calm, seen = asyncio.get_running_loop(), 0, self._changes
-        until = loop.time() + longest_sec
+        """Return True when everybody waits, False after so many seconds without a change (see Patience)."""
+        calm, seen, patience = 0, self._changes, Patience(longest_sec)
         while calm < _SETTLED:
-            if self.working:
-                try:
-                    async with asyncio.timeout_at(until):
-                        await self.changed()
-                except TimeoutError:
-                    return False
+            if self.working and not await self._changed_within(patience):
+                return False
             await asyncio.sleep(0)
             if self._changes != seen:
-                seen, until = self._changes, loop.time() + longest_sec
-                calm = 0
+                calm, seen, patience = 0, self._changes, Patience(longest_sec)
             else:
                 calm = 0 if self.working else calm + 1
         return True
 
-    async def news(self, longest_sec: float | None) -> bool:
-        """Return True when something has happened that others may notice, False after so many real seconds without."""
-        seen = self._changes
-        with suppress(TimeoutError):
-            async with asyncio.timeout(longest_sec):
-                while self._changes == seen:
-                    await self.changed()
+    async def news(self, longest_sec: float) -> bool:
+        """Return True when something has happened that others may notice, False after so many seconds without."""
+        seen, patience = self._changes, Patience(longest_sec)
+        while self._changes == seen and await self._changed_within(patience):
+            pass
         return self._changes != seen
 
-    async def changed(self) -> None:
-        """Return when something has happened."""
+    async def _changed_within(self, patience: Patience) -> bool:
+        """Return True when something may have happened."""
         self._changed.clear()
-        await self._changed.wait()
+        return await patience.wait(self._changed)
 
     def advance(self) -> bool:
         """Let time pass to the next alarm, and call it. Return False if there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,11 +35,11 @@ _TRY_CANCEL = 0
 
 
 _IDLE_SEC = 10.0
-"""Real seconds in which attempts that wait for each other have long found out what others have done."""
+"""Seconds in which attempts that wait for each other have long found out what others have done."""
 
 
 _LAST_SEC = 0.5
-"""Real seconds in which the end of an attempt that has blocked the event loop is noticed."""
+"""Seconds in which the end of an attempt that has blocked the event loop is noticed."""
 
 
 class TaskStuck(Exception):
@@ -86,7 +87,7 @@ class TaskServer:
     ) -> None:
         """Prepare the workflow.
 
-        Time does not wait longer than `hangs_after_sec` real seconds for attempts that neither end nor wait for it.
+        Time does not wait longer than `hangs_after_sec` (see Patience) for attempts that neither end nor wait for it.
         If nothing else is left, the task is stuck, unless it `waits_for_work` without a limit.
         """
         self.task_id = task_id
@@ -151,7 +152,7 @@ class TaskServer:
             return
         if settled and not self._run.running:
             raise TaskStuck(describe_waits(self.view()))
-        longest = _IDLE_SEC if settled else None if self._waits_for_work else _LAST_SEC
+        longest = _IDLE_SEC if settled else math.inf if self._waits_for_work else _LAST_SEC
         if not await self.clock.news(longest):
             hanging = describe_work(self.clock.working, self._hangs_after_sec)
             raise TaskStuck(describe_waits(self.view()) if settled else hanging)
