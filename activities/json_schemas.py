@@ -95,12 +95,13 @@ class ParamsSchema(GenerateJsonSchema):
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
         """Return the schema with its default value, or with a mark if a function makes the value."""
-        found, factory = super().default_schema(schema), schema.get("default_factory")
+        found = super().default_schema(schema)
+        factory: Any = schema.get("default_factory")
         if factory is not None and not _is_constant(factory):
             return {**found, FACTORY: True}
         if factory is None and "default" not in found:
             return found
-        value = schema["default"] if factory is None else factory()  # type: ignore[call-arg]  # takes no data
+        value = schema["default"] if factory is None else factory()
         try:
             return {**found, "default": _write(schema, value)}
         except (PydanticSerializationError, PydanticUserError, SchemaError):  # it refers to a definition

@@ -26,8 +26,9 @@ from flowkit.activities.core_schemas import (
     reads_objects,
 )
 from flowkit.activities.json_schemas import ContractSchema, RoundTripSchema
-from flowkit.activities.lost_values import Change, LostValue, find_change, find_non_finite
+from flowkit.activities.lost_values import Difference, LostValue, find_change, find_non_finite
 from flowkit.errors import ConfigError
+from flowkit.masks import HIDDEN, hide_named, hides_value
 from flowkit.models.metas import VALUE, Meta, make_meta
 from flowkit.text import printable, printed, truncate
 from flowkit.validation.json_keys import TOO_DEEP, EqualKeys, is_too_deep, to_json_types
@@ -40,7 +41,6 @@ SHOWN_PROBLEMS = 3
 _MOST_PROBLEMS = 10_000
 """Beyond this number, an error only counts the problems: pydantic lists all of them or none, which takes memory."""
 _VALUE_CHARS = 80
-_HIDDEN = "(hidden)"
 _OBJECTS = frozenset({"object"})
 
 _NO_NUMBER = "return None in its place, or set ser_json_inf_nan='strings' in the model_config of its model"
@@ -179,7 +179,7 @@ class JsonType:
         )
         return bool(whole == stored)
 
-    def _dump_non_finite(self, value: Any, found: Change) -> Any:
+    def _dump_non_finite(self, value: Any, found: Difference) -> Any:
         """Return the JSON of a value with the number `found`, which JSON lacks, if its type writes another form."""
         text = self.adapter.dump_json(value, by_alias=True, round_trip=self._round_trips, warnings="none")
         stored = from_json(text)
@@ -295,7 +295,7 @@ class JsonType:
             return f"it cannot be read from its own JSON: {why}; let its serializers write what its validators read"
         place = hide(_place(change.place))
         given, read = change.given, change.read
-        shown = [_HIDDEN if self._secrets is None else shown_value(each, hide) for each in (given, read)]
+        shown = [HIDDEN if self._secrets is None else shown_value(each, hide) for each in (given, read)]
         if isinstance(given, float) and not math.isfinite(given):
             return f"{place} is {shown_value(given, str)}, which JSON does not have; {_NO_NUMBER}"
         if change.is_missing:
@@ -314,18 +314,18 @@ class JsonType:
                 return f"{place} is not a field of it"
         wanted = re.sub(r"^Input should be ", "expected ", str(found["msg"]))
         wanted = re.sub(r"^(Value error|Assertion failed), ", "", wanted)
-        hidden = self._secrets is None or _is_secret(self._secrets, found["loc"], found["input"])
-        value = _HIDDEN if hidden else shown_value(found["input"], hide)
+        hidden = self._secrets is None or hides_value(self._secrets, found["loc"], found["input"])
+        value = HIDDEN if hidden else shown_value(found["input"], hide)
         return hide(f"{place} is ") + value + ", " + hide(printable(truncate(wanted, 200)))
 
     @cached_property
     def _secrets(self) -> dict[str, Any] | None:
-        """The JSON Schema if it says which fields are secret; `{}` if none is; None if all values must be hidden."""
+        """The JSON Schema, which says which fields are secret; None if all values must be hidden."""
         schema = self.schema("validation")
         config = getattr(self.kind, "model_config", None) or {}
         if config.get("hide_input_in_errors") or schema is None:
             return None
-        return schema if '"format": "password"' in json.dumps(schema, default=str) else {}
+        return schema
 
 
 def lost_problem(what: str, adapter: TypeAdapter[Any]) -> str | None:
@@ -342,7 +342,7 @@ def lost_problem(what: str, adapter: TypeAdapter[Any]) -> str | None:
     )
 
 
-def _non_finite(stored: Any) -> Change | None:
+def _non_finite(stored: Any) -> Difference | None:
     """Return the first number in a value of JSON types that JSON does not have. Searches only if there is one."""
     try:
         text = to_json(stored, inf_nan_mode="constants")
@@ -453,7 +453,7 @@ def _place(loc: Sequence[Any]) -> str:
 def shown_value(value: Any, hide: Callable[[str], str]) -> str:
     """Return a value as JSON with its type, cut. Hidden values are replaced before the cut, which could split them."""
     try:
-        text = json.dumps(value, ensure_ascii=False, default=str)
+        text = json.dumps(hide_named("", value), ensure_ascii=False, default=str)
     except (ValueError, RecursionError):
         text = printed(value)
     return f"{printable(truncate(hide(text), _VALUE_CHARS))} ({_json_kind(value)})"
@@ -474,47 +474,3 @@ def _json_kind(value: Any) -> str:
         case dict():
             return "object"
     return type(value).__name__
-
-
-def _is_secret(schema: Mapping[str, Any], loc: Sequence[Any], value: Any) -> bool:
-    """Return whether an error must not show a value: it is a secret of the schema, or may contain one."""
-    if not schema:
-        return False
-    if isinstance(value, (dict, list, tuple)):
-        return True
-    definitions = schema.get("$defs") or {}
-    found = [*expanded(schema, definitions)]
-    for part in loc:
-        below = [*_below(found, part)]
-        if below:
-            found = [every for each in below for every in expanded(each, definitions)]
-    return any(_holds_secret(each, definitions, set()) for each in found)
-
-
-def _holds_secret(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> bool:
-    """Return whether a schema is that of a secret, or has one below it."""
-    if isinstance(schema, list):
-        return any(_holds_secret(each, definitions, seen) for each in schema)
-    if not isinstance(schema, dict):
-        return False
-    if "$ref" in schema:
-        name = str(schema["$ref"]).rpartition("/")[2]
-        if name in seen:
-            return False
-        seen.add(name)
-        return _holds_secret(definitions.get(name), definitions, seen)
-    if schema.get("format") == "password" or schema.get("writeOnly") is True:
-        return True
-    return any(_holds_secret(each, definitions, seen) for key, each in schema.items() if key != "$defs")
-
-
-def _below(schemas: Sequence[Mapping[str, Any]], part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the schemas of a field or of an item; none if `part` is the name of a member of a union."""
-    for each in schemas:
-        if isinstance(part, int):
-            fixed = each.get("prefixItems") or []
-            below = fixed[part] if part < len(fixed) else each.get("items")
-        else:
-            below = (each.get("properties") or {}).get(part, each.get("additionalProperties"))
-        if isinstance(below, dict):
-            yield below

@@ -21,7 +21,7 @@ _MISSING: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Difference:
     """A part of a value that its reader would get differently."""
 
     place: Place
@@ -37,14 +37,14 @@ class Change:
 class LostValue(ValueError):
     """JSON would lose a part of a value: the reader gets another one, or, without a `change`, none at all."""
 
-    def __init__(self, change: Change | None = None) -> None:
+    def __init__(self, change: Difference | None = None) -> None:
         super().__init__("JSON would lose a part of the value")
         self.change = change
 
 
 def find_change(
     given: Any, read: Any, *, is_open: bool, has_same_json: Callable[[], bool], place: Place = ()
-) -> Change | None:
+) -> Difference | None:
     """Return the first part that a reader gets differently; None if it gets the same value.
 
     Two values are the same if they are equal, or if their types are the same and their JSON is, as for not-a-number.
@@ -58,11 +58,11 @@ def find_change(
     if pairs is None:
         texts = _json_of(given), _json_of(read)
         is_same = texts[0] == texts[1] if any(texts) else has_same_json()
-        return None if is_same and (is_same_type or is_open) else Change(place, given, read)
+        return None if is_same and (is_same_type or is_open) else Difference(place, given, read)
     for name, one, other in pairs:
         if other is _MISSING or one is _MISSING:
             has_text_keys = is_open and isinstance(given, Mapping) and _json_of(given) == _json_of(read)
-            return None if has_text_keys else Change((*place, name), one, other)
+            return None if has_text_keys else Difference((*place, name), one, other)
         found = find_change(one, other, is_open=is_open, has_same_json=has_same_json, place=(*place, name))
         if found is not None:
             return found
@@ -110,10 +110,10 @@ def _json_of(value: Any) -> bytes:
         return b""
 
 
-def find_non_finite(value: Any, place: Place = ()) -> Change | None:
+def find_non_finite(value: Any, place: Place = ()) -> Difference | None:
     """Return the first number in a value of JSON types that JSON cannot hold: not-a-number or an infinity."""
     if isinstance(value, float):
-        return None if math.isfinite(value) else Change(place, value, None)
+        return None if math.isfinite(value) else Difference(place, value, None)
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, each in inner:
         if (

@@ -36,6 +36,7 @@ from flowkit.adapters.metrics import EMPTY_BYTES, storable
 from flowkit.adapters.mongo import (
     CURSOR_DOCUMENTS,
     Database,
+    aggregated,
     duplicate_indexes,
     durable,
     ensure_index,
@@ -49,6 +50,7 @@ from flowkit.errors import Fenced
 from flowkit.models import NodeStatus
 from flowkit.models.metas import WRAPPED, read_meta, row_fields
 from flowkit.protocol.messages import FINAL_UID
+from flowkit.text import describe_causes
 from flowkit.validation.values import batch_uid_problem
 
 if TYPE_CHECKING:
@@ -70,6 +72,12 @@ SET_ASIDE: dict[str, Any] = {"status": "failed", "quarantined": {"$exists": True
 
 _SKIPPED: dict[str, Any] = {"quarantined.skipped": True}
 _NOT_SKIPPED: dict[str, Any] = {"quarantined.skipped": {"$ne": True}}
+
+_BY_CAUSE: dict[str, Any] = {
+    "_id": {"node_id": "$node_id", "code": "$error"},
+    "count": {"$sum": 1},
+    "at": {"$max": "$updated_at"},
+}
 
 _MARKERS_AT_ONCE = 500
 _GENERATIONS_AT_ONCE = 100
@@ -202,6 +210,44 @@ class _FencedRows:
             if not replaced.matched_count:
                 text = f"a newer attempt of node {row.key['node_id']!r} has already written {row.values}"
                 raise Fenced(text) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedBatches:
+    """The batches that a node has set aside in its present generation, without those that are skipped."""
+
+    codes: Mapping[str, int]
+    """Their numbers by reason code."""
+    latest: str
+    """The reason code of the latest one, with its error."""
+
+    @property
+    def count(self) -> int:
+        """The number of all of them."""
+        return sum(self.codes.values())
+
+    @property
+    def causes(self) -> str:
+        """Why they have failed, in words."""
+        return describe_causes(self.codes, self.latest)
+
+
+async def read_set_aside(artifacts: Any, wanted: Mapping[str, Any]) -> dict[str, FailedBatches]:
+    """Return what nodes have set aside of the batches that `wanted` finds, by node id. Nodes without any are absent."""
+    chosen = {**wanted, **SET_ASIDE, **_NOT_SKIPPED}
+    by_node: dict[str, list[dict[str, Any]]] = {}
+    for row in await aggregated(artifacts, [{"$match": chosen}, {"$group": _BY_CAUSE}]):
+        by_node.setdefault(row["_id"]["node_id"], []).append(row)
+    found: dict[str, FailedBatches] = {}
+    for node_id, rows in by_node.items():
+        last = max(rows, key=lambda row: row["at"])
+        code = str(last["_id"].get("code"))
+        own = {**chosen, "node_id": node_id, "error": last["_id"].get("code"), "updated_at": last["at"]}
+        batch = await artifacts.find_one(own, {"quarantined.error": 1}) or {}
+        message = (batch.get("quarantined") or {}).get("error")
+        codes = {str(row["_id"].get("code")): row["count"] for row in rows}
+        found[node_id] = FailedBatches(codes=codes, latest=f"{code}: {message}" if message else code)
+    return found
 
 
 class ArtifactStore:
@@ -636,6 +682,12 @@ class ArtifactStore:
     async def count_quarantined(self, attempt: AttemptInput) -> int:
         """Return the number of these batches, without those that are skipped."""
         return int(await self._artifacts.count_documents(_set_aside_filter(attempt) | _NOT_SKIPPED))
+
+    @translate_errors
+    async def why_quarantined(self, attempt: AttemptInput) -> str:
+        """Return why these batches have failed, in words; empty if there are none."""
+        found = await read_set_aside(self._artifacts, _node_filter(attempt))
+        return found[attempt.node_id].causes if attempt.node_id in found else ""
 
     @translate_errors
     async def find_set_aside(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> set[str]:

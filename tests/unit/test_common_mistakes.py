@@ -17,6 +17,7 @@ from flowkit.cli.json_files import read_change
 from flowkit.errors import BadCondition, ConfigError, GraphError
 from flowkit.flow import Flow
 from flowkit.graph.cel import ROOTS, compile_expression
+from flowkit.graph.conditions import SecretRule
 from flowkit.graph.field_checks import NODE_KEYS, NODE_WORDS, RETRY_KEYS, RETRY_WORDS
 from flowkit.limits import CONDITIONS_SEC
 from flowkit.testing import memory_database, run_graph
@@ -157,7 +158,7 @@ def test_operator_of_another_language_suggests_that_of_cel(text: str, problem: s
 )
 def test_value_that_is_missing_suggests_has(text: str, message: str) -> None:
     values: dict[str, Any] = {**{root: {} for root in ROOTS}, "vars": {"a": {}, "n": 1}}
-    assert Evaluation(CONDITIONS_SEC, lambda path, value: False).run([text], values) == [message]
+    assert Evaluation(CONDITIONS_SEC, SecretRule(lambda path, value: False)).run([text], values) == [message]
 
 
 # --- misspelled hooks ---------------------------------------------------------------------------------------------

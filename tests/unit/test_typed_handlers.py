@@ -892,7 +892,7 @@ async def test_plain_typed_handlers_run_in_processes() -> None:
             with ctx.processing(batch):
                 assert (await pool.process(name, batch, ctx)).metrics == {"value": expected}
     finally:
-        pool.close()
+        await pool.close()
         patched.undo()
 
 

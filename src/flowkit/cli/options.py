@@ -119,6 +119,15 @@ HealthHost = Annotated[
         "--health-host", envvar="FLOWKIT_HEALTH_HOST", help="Address on which the health port listens."
     ),
 ]
+HealthNames = Annotated[
+    str | None,
+    typer.Option(
+        "--health-name",
+        envvar="FLOWKIT_HEALTH_NAMES",
+        help="Names of this host with which probes may call the health port, separated by commas; they may always use "
+        "its addresses.",
+    ),
+]
 ServesMetrics = Annotated[
     bool,
     typer.Option(
@@ -180,8 +189,14 @@ class HealthOptions:
     file: HealthPath = None
     port: HealthPort = None
     host: HealthHost = DEFAULT_HEALTH_HOST
+    names: HealthNames = None
     metrics: ServesMetrics = True
     sdk_metrics: MeasuresSdk = True
+
+    @property
+    def known_names(self) -> list[str]:
+        """The names of this host with which probes may call the health port."""
+        return [each.strip() for each in (self.names or "").split(",") if each.strip()]
 
     @property
     def measures(self) -> bool:

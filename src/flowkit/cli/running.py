@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
+import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from flowkit.cli import output
+from flowkit.cli.errors import Exit
 from flowkit.cli.health import health_endpoint, health_file, health_values, measure
 from flowkit.cli.loading import (
     choose_roles,
@@ -19,7 +20,8 @@ from flowkit.cli.loading import (
     load_worker_config,
 )
 from flowkit.cli.output import log_processes
-from flowkit.cli.replicas import scraped
+from flowkit.cli.replicas import ReplicaReports, scraped
+from flowkit.cli.stop_signals import on_stop_signals
 from flowkit.core.loops import run
 from flowkit.core.ready_line import LOADED_LINE, ready_line
 
@@ -158,7 +160,7 @@ class WorkerCommand:
 async def run_until_stopped(
     process: LongRunning, summary: str, reports: HealthOptions, metrics: ProcessMetrics | None = None
 ) -> None:
-    """Start a process, print its ready line, and stop it on SIGINT or SIGTERM.
+    """Start a process, print its ready line, and stop it on SIGINT or SIGTERM. A second signal ends it at once.
 
     Meanwhile, serve its health and its metrics. Raise its error if it stops on its own.
     """
@@ -169,8 +171,10 @@ async def run_until_stopped(
     rendered = render if metrics else None
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    is_replica = isinstance(reports, ReplicaReports)  # The parent receives the same signals, and kills it.
+    on_stop_signals(
+        lambda: loop.call_soon_threadsafe(stop.set), (lambda: None) if is_replica else _end_at_once
+    )
     with health_endpoint(reports, process.health, rendered), scraped(reports, rendered):
         await process.start()
         _freeze_garbage_collector()
@@ -182,6 +186,11 @@ async def run_until_stopped(
     waits[0].cancel()
     if waits[1] in done:
         waits[1].result()
+
+
+def _end_at_once() -> NoReturn:
+    """End the process without its shutdown, as a crash does: its attempts are lost when their leases expire."""
+    os._exit(Exit.INTERRUPTED)
 
 
 def _freeze_garbage_collector() -> None:

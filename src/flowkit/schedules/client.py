@@ -32,7 +32,7 @@ from flowkit.graph.scheduled import format_nominal
 from flowkit.models import temporal_names
 from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner
 from flowkit.schedules.history import REFUSED, Histories, NominalTime, nominal_time_of, task_id_of
-from flowkit.schedules.nominal_times import NominalTimes, look
+from flowkit.schedules.nominal_times import FIRST, NominalTimes, look
 from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition, ScheduleStep, plan_changes
 from flowkit.schedules.times import ScheduleOptions, ScheduleTimes, times_of
 from flowkit.schedules.views import ScheduledRun, ScheduleView
@@ -142,7 +142,8 @@ class Schedules:
 
     async def list_schedules(self) -> list[ScheduleView]:
         """Return the schedules of the deployment by name. A new one may be missing for a moment."""
-        return await gather_some(self._listed_view, await self._listed(), _CONCURRENT)
+        views = await gather_some(self._listed_view, await self._listed(), _CONCURRENT)
+        return await self._with_backfilled(views)
 
     async def _listed(self) -> list[_Listed]:
         """Return the schedules of the deployment as Temporal lists them."""
@@ -165,6 +166,18 @@ class Schedules:
             next_times=await self._nominal.coming(name, schedule.spec, info.next_action_times),
             last_task=task_id_of(info.recent_actions[-1]) if info.recent_actions else None,
         )
+
+    async def _with_backfilled(self, views: Sequence[ScheduleView]) -> list[ScheduleView]:
+        """Return schedules with their latest tasks, also if only backfills have started some: Temporal lists those of
+        schedules.
+        """
+        spans = {view.name: (FIRST, datetime.now(UTC)) for view in views if view.last_task is None}
+        tasks = await self._tasks.timed_tasks(spans, 1) if spans else {}
+        latest = {name: max(found, key=lambda task: task.at) for name, found in tasks.items() if found}
+        return [
+            replace(view, last_task=latest[view.name].task_id) if view.name in latest else view
+            for view in views
+        ]
 
     async def show(self, name: str) -> ScheduleView:
         """Return a schedule with its latest tasks, and what has become of them."""
@@ -456,7 +469,7 @@ class Schedules:
         definition, info = await self._definition(description), description.info
         spec = description.schedule.spec
         recent = info.recent_actions
-        return ScheduleView(
+        view = ScheduleView(
             name=description.id,
             times=definition.times,
             paused=description.schedule.state.paused,
@@ -469,6 +482,7 @@ class Schedules:
             skipped=info.num_actions_skipped_overlap,
             problem=_lost(description.id) if definition.is_lost else None,
         )
+        return (await self._with_backfilled([view]))[0]
 
     async def _run(self, action: ScheduleActionResult) -> ScheduledRun:
         run = ScheduledRun(task_id=task_id_of(action), scheduled_at=nominal_time_of(action), status="running")

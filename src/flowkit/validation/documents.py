@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowkit.errors import ConfigError
 from flowkit.limits import FILE_BYTES
-from flowkit.text import SECRET_KEY, SECRET_TEXT, add_caret, one_line, printed
+from flowkit.masks import HIDDEN, SECRET_TEXT, is_secret_name
+from flowkit.text import add_caret, one_line, printed
 from flowkit.validation import json_places
 from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
@@ -30,7 +31,6 @@ VALUE_SUFFIXES: Final = (".json", *YAML_SUFFIXES)
 _BOM: Final = "\ufeff"
 """With which some editors and shells begin a file."""
 
-_HIDDEN: Final = "(hidden)"
 
 _LIKE_YAML: Final = re.compile(r"\s*(#.*\n\s*)*(---|- |[A-Za-z_][\w-]*:(\s|$))")
 _IN_MESSAGE: Final = re.compile(r" at line (?P<line>\d+) column (?P<column>\d+)")
@@ -145,7 +145,7 @@ class Document:
         except YamlRefused as error:
             problem = error.problem if error.is_yaml else f"not YAML: {error.problem}"
             if error.shown and _may_show_secret(text, error.offset):
-                problem = problem.replace(error.shown, _HIDDEN)
+                problem = problem.replace(error.shown, HIDDEN)
             raise self._error(problem, text, error.offset) from None
 
     def _error(self, problem: str, text: str, offset: int | None) -> ConfigError:
@@ -239,7 +239,7 @@ def _may_show_secret(text: str, offset: int) -> bool:
     end = text.find("\n", offset)
     near = text[max(start, offset - 1_000) : offset + 1_000 if end < 0 else min(end, offset + 1_000)]
     lines = (near, *_outer_lines(text, offset))
-    return any(SECRET_KEY.search(each) or SECRET_TEXT.search(each) for each in lines)
+    return any(is_secret_name(each) or SECRET_TEXT.search(each) for each in lines)
 
 
 def _outer_lines(text: str, offset: int) -> Iterator[str]:
