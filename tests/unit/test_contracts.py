@@ -649,7 +649,7 @@ class Person(BaseModel):
     address: Address | None = None
 
 
-class Open(BaseModel):
+class Extensible(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
@@ -658,7 +658,7 @@ UNKNOWN_FIELDS: dict[str, tuple[Any, Any, list[str]]] = {
     "renamed": (Person, {"full_name": "a"}, ["full_name"]),
     "below": (Person, {"name": "a", "address": {"street": "b", "zip": 1}}, ["address.zip"]),
     "best form": (Person | Day, {"day": "a", "hour": 1}, ["hour"]),
-    "open": (Open, {"anything": 1}, []),
+    "open": (Extensible, {"anything": 1}, []),
     "dict": (dict[str, int], {"anything": 1}, []),
     "no object": (int, {"value": 1}, []),
     "any": (Any, {"anything": 1}, []),
