@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.worker_registry import WorkerRegistry
-from flowkit.graph.contracts import Contract, find_unfit
+from flowkit.graph.contracts import Contract, find_unfit, unknown_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,6 +52,15 @@ class RoleContracts:
             found = [each.describe() for each in find_unfit(edges, contracts)]
             self._found[edges] = until, found
         return found
+
+    async def unknown_fields(self, role: str, meta: Mapping[str, Any]) -> list[str]:
+        """Return the fields of a stored batch that the results of its role lack now, in each version of the role.
+
+        A role without workers, or without types, lacks none. Raise StoreUnavailable.
+        """
+        outputs = [each.output for each in (await self._read(frozenset([role])))[role]]
+        found = [[] if each is None else unknown_fields(meta, each) for each in outputs]
+        return [field for field in found[0] if all(field in each for each in found)] if found else []
 
     async def _read(self, roles: frozenset[str]) -> Mapping[str, Sequence[Contract]]:
         workers = await self._registry.find_online(self._queue, roles)

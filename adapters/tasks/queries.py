@@ -468,6 +468,20 @@ class TaskQueries:
         return [_stored_batch(found[each]) for each in ids if each in found], len(every)
 
     @translate_errors
+    async def any_meta(self, task_id: str, node_id: str) -> dict[str, Any] | None:
+        """Return what one of the batches of a node has stored, which did not fail; None without one."""
+        require(task_id_problem(task_id))
+        earlier = await self._earlier_generations_filter(task_id)
+        own = {
+            "task_id": task_id,
+            "node_id": node_id,
+            "batch_uid": {"$exists": True},
+            "status": {"$ne": "failed"},
+        }
+        row = await self._db.artifacts.find_one(own | earlier, {"_id": 0, "meta": 1})
+        return None if row is None else dict(row.get("meta") or {})
+
+    @translate_errors
     async def named_batches(
         self, task_id: str, node_id: str, batch_uids: Collection[str]
     ) -> dict[str, StoredBatch]:

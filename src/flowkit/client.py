@@ -36,7 +36,7 @@ from flowkit import limits, products, reason_codes
 from flowkit.actions.changed_nodes import changeable
 from flowkit.actions.plans import result_of
 from flowkit.actions.records import PREVIEW_QUERY
-from flowkit.actions.reruns import changed_nodes, check_keeps, choose_reruns, plan_rerun
+from flowkit.actions.reruns import changed_nodes, check_keeps, choose_reruns, kept_sources, plan_rerun
 from flowkit.actions.scopes import children_of
 from flowkit.actions.table import parse_action
 from flowkit.activities.params_checks import ParamsChecks
@@ -86,7 +86,7 @@ from flowkit.models import (
 )
 from flowkit.models.ownership import INPUT_MEMO, Owner, OwnerKind, belongs_here, is_flow_run, task_owner
 from flowkit.models.waits import OUTSIDE
-from flowkit.text import clean, one_line, shown, truncate
+from flowkit.text import clean, names, one_line, printed, shown, truncate
 from flowkit.validation.arguments import (
     check_wait,
     choice_problem,
@@ -134,7 +134,9 @@ _WARNINGS = 1_000
 """The number of logged warnings that a client remembers."""
 _LONGEST_WAIT_SEC = 10 * 365 * 24 * 3600.0
 _CONTRACTS_SEC = 1.0
-"""How long a submission waits for what the workers announce about their roles."""
+"""How long a submission or a rerun waits for what the workers announce about their roles."""
+_SOURCES = 20
+"""For how many nodes a rerun compares a stored batch with the type of the results."""
 _CLOSING_SEC = 30.0
 """How long a rerun waits until the workflow of the ended run has closed, and how often it looks."""
 _CLOSING_LOOK_SEC = 0.1
@@ -536,6 +538,24 @@ class TaskClient:
             async with asyncio.timeout(_CONTRACTS_SEC):
                 self._warn(task_id, await self._contracts.warnings(edges))
 
+    async def _notes_of_stored(self, task_id: str, sources: Mapping[str, str]) -> list[str]:
+        """Return a note about each node whose stored batches have fields that the type of its results lacks now.
+
+        The nodes that read them would get the defaults of the other fields. `sources` are the roles of the nodes.
+        """
+        notes = []
+        with suppress(FlowKitError, TimeoutError):
+            async with asyncio.timeout(_CONTRACTS_SEC):
+                for node_id, role in [*sources.items()][:_SOURCES]:
+                    meta = await self._catalog.any_meta(task_id, node_id)
+                    if meta and (fields := await self._contracts.unknown_fields(role, meta)):
+                        notes.append(
+                            f"the stored batches of node {printed(node_id)} have {names(fields)}, which the results of "
+                            f"role {printed(role)} lack now, so the nodes that read them do not get it: run "
+                            f"{printed(node_id)} again as well, or let the type read the old name"
+                        )
+        return notes
+
     def _warn(self, task_id: str, warnings: Iterable[str]) -> None:
         """Log each warning once, because many tasks have the same graph."""
         for warning in warnings:
@@ -863,6 +883,8 @@ class TaskClient:
         run_seq = document["run_seq"]
         result = result_of(planned, parsed.nodes, 0)
         del result["revision"]
+        sources = kept_sources(planned, parsed.nodes, data_edges(parsed))
+        result["notes"] += await self._notes_of_stored(task_id, sources)
         if not dry_run:
             rerun = Rerun(
                 run_seq=run_seq,

@@ -216,7 +216,7 @@ class ActionRejected(FlowKitError):
 
 class ActionUnanswered(FlowKitError, TimeoutError):
     """No engine has applied the action within the timeout of the call, and it may still be applied; or no engine has
-    answered its preview, which changes nothing.
+    responded to its preview, which changes nothing.
     """
 
     code = reason_codes.ACTION_UNANSWERED
@@ -224,7 +224,7 @@ class ActionUnanswered(FlowKitError, TimeoutError):
     def __init__(self, task_id: str, action: str, timeout: float, *, preview: bool = False) -> None:
         self.task_id = task_id
         text = (
-            f"no engine has answered within {timeout:g} s what {action} would change in task {task_id!r}; nothing has "
+            f"no engine has said within {timeout:g} s what {action} would change in task {task_id!r}; nothing has "
             "changed: check that an engine runs, and try again"
             if preview
             else f"no engine has applied {action} to task {task_id!r} within {timeout:g} s, and it may be applied "

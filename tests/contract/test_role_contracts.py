@@ -287,3 +287,15 @@ async def test_graph_without_pulls_reads_nothing() -> None:
     db = NoRegistry(memory_database(), None)
     await client_of(db).create_task(params={}, graph={"nodes": GRAPH["nodes"][:1]})
     assert db.reads == 0
+
+
+async def test_a_field_is_unknown_if_no_version_of_its_role_has_it(db: Any) -> None:
+    wide = {"type": "object", "title": "Page", "properties": {"url": {}, "name": {}}}
+    await register(db, "w-1", "crawler", announced(returned=URL))
+    stored = {"url": "a", "name": "b", "title": "c"}
+    assert await RoleContracts(db, "q").unknown_fields("crawler", stored) == ["name", "title"]
+    await register(db, "w-2", "crawler", announced(returned=wide))
+    assert await RoleContracts(db, "q").unknown_fields("crawler", stored) == ["title"]
+    await register(db, "w-3", "crawler")
+    assert await RoleContracts(db, "q").unknown_fields("crawler", stored) == []
+    assert await RoleContracts(db, "q").unknown_fields("counter", stored) == []

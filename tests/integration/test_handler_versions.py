@@ -8,15 +8,19 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pydantic import BaseModel
 from temporalio.client import WorkflowFailureError
 from typer.testing import CliRunner
 
 from flowkit.cli.app import app
 from flowkit.models import TaskStatus
+from flowkit.worker import role
 from tests.integration.handlers import Failing, Gated, InlineQuick, Quick
 from tests.integration.harness import Harness, eventually, node
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from flowkit.worker import Batch, BatchResult, RoleHandler
     from flowkit.worker.context import RunContext
 
@@ -200,3 +204,39 @@ async def test_inline_attempt_of_another_version_falls_back_to_a_worker_of_the_p
         ("handed over", "version_pinned"),
         ("finished", None),
     ]
+
+
+class Page(BaseModel):
+    url: str
+    title: str = "none"
+
+
+@role("crawl", key="url")
+async def crawl() -> AsyncIterator[Page]:
+    yield Page(url="a", title="A")
+
+
+@role("count")
+def count(page: Page) -> int:
+    return len(page.title)
+
+
+async def test_a_rerun_notes_that_stored_batches_have_fields_which_their_type_lacks_now(
+    harness: Harness,
+) -> None:
+    engine = await harness.engine()
+    await harness.worker({"crawl": crawl, "count": count})
+    task_id = await harness.create(
+        node("crawl", "crawl"),
+        node("count", "count", "crawl", inline={"input_adapter": "pull.from_artifacts"}),
+    )
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert (await engine.rerun(task_id, ["count"], dry_run=True))["notes"] == []
+    rows = harness.db.artifacts
+    earlier = {"meta": {"url": "a", "name": "A"}}
+    await rows.update_many({"task_id": task_id, "batch_uid": {"$exists": True}}, {"$set": earlier})
+    [note] = (await engine.rerun(task_id, ["count"], dry_run=True))["notes"]
+    assert note.startswith(
+        "the stored batches of node 'crawl' have name, which the results of role 'crawl' lack now"
+    )
+    assert (await engine.rerun(task_id, ["crawl"], dry_run=True))["notes"] == []

@@ -43,6 +43,7 @@ from flowkit.graph.contracts import (
     find_unfit,
     mismatches,
     type_name,
+    unknown_fields,
 )
 from flowkit.graph.validation import parse_graph
 from flowkit.worker import RoleHandler, RunContext, role
@@ -637,3 +638,33 @@ def test_a_node_that_gets_batches_may_read_items_that_are_no_objects() -> None:
         }
     )
     assert check_contracts(graph, {"publisher": handler(str, str)}) == []
+
+
+class Address(BaseModel):
+    street: str
+
+
+class Person(BaseModel):
+    name: str
+    address: Address | None = None
+
+
+class Extensible(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+UNKNOWN_FIELDS: dict[str, tuple[Any, Any, list[str]]] = {
+    "none": (Person, {"name": "a", "address": {"street": "b"}}, []),
+    "renamed": (Person, {"full_name": "a"}, ["full_name"]),
+    "below": (Person, {"name": "a", "address": {"street": "b", "zip": 1}}, ["address.zip"]),
+    "best form": (Person | Day, {"day": "a", "hour": 1}, ["hour"]),
+    "open": (Extensible, {"anything": 1}, []),
+    "dict": (dict[str, int], {"anything": 1}, []),
+    "no object": (int, {"value": 1}, []),
+    "any": (Any, {"anything": 1}, []),
+}
+
+
+@pytest.mark.parametrize(("kind", "value", "unknown"), UNKNOWN_FIELDS.values(), ids=UNKNOWN_FIELDS)
+def test_unknown_fields_are_those_that_a_type_surely_lacks(kind: Any, value: Any, unknown: list[str]) -> None:
+    assert unknown_fields(value, returned(kind)) == unknown

@@ -14,8 +14,9 @@ from flowkit.models import NodeState, NodeStatus, SkipReason
 from flowkit.text import names, printed, suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from flowkit.graph.contracts import DataEdge
     from flowkit.models import Node
 
 
@@ -54,6 +55,20 @@ def check_keeps(planned: Plan, nodes: Sequence[Node], states: Sequence[NodeState
         f"mix with those that it has made from the earlier ones; run {name} again as a whole, or leave out "
         "the nodes before it"
     )
+
+
+def kept_sources(planned: Plan, nodes: Sequence[Node], edges: Iterable[DataEdge]) -> dict[str, str]:
+    """Return the nodes whose stored batches the nodes that start again read, with their roles by node id.
+
+    These are the nodes that do not start again, and those that keep their batches.
+    """
+    index_of = {node.node_id: node.index for node in nodes}
+    again, kept = frozenset(planned.resets), planned.kept
+    found = {nodes[index].node_id: nodes[index].type for index in sorted(kept)}
+    for edge in edges:
+        if index_of[edge.node] in again and index_of[edge.source] not in again - kept:
+            found[edge.source] = edge.source_role
+    return found
 
 
 def choose_reruns(

@@ -196,6 +196,14 @@ def takes_objects(input_schema: Schema) -> bool:
     )
 
 
+def unknown_fields(value: Any, schema: Schema) -> list[str]:
+    """Return the fields of an object of JSON that a schema does not have; none where it leaves them open.
+
+    A field is a path, as `page.url`. A value of a form that the schema does not have at all has none.
+    """
+    return _Parts(schema).unknown_fields(value, schema)
+
+
 def type_name(schema: Schema) -> str:
     """Return a short name of the type of a schema: the title of a model, `list[Page]`, `integer`."""
     return _Parts(schema).name(schema)
@@ -231,6 +239,26 @@ class _Parts:
                 return [_ANY]
             forms = [_both(form, each) for form in forms for each in group]
         return forms
+
+    def unknown_fields(self, value: Any, part: object, depth: int = 0) -> list[str]:
+        """Return the fields of a value that a part does not have, by the form that has most of them."""
+        if not isinstance(value, dict):
+            return []
+        forms = self.alternatives(part, depth)
+        objects = [form for form in forms if "object" in _types(form)]
+        if not all(map(_types, forms)) or any(map(_is_open, objects)):
+            return []
+        return min((self._unknown_in(value, form, depth + 1) for form in objects), key=len, default=[])
+
+    def _unknown_in(self, value: dict[str, Any], form: Schema, depth: int) -> list[str]:
+        known = form["properties"]
+        inner = {
+            name: self.unknown_fields(each, known[name], depth)
+            for name, each in value.items()
+            if name in known
+        }
+        below = [f"{name}.{field}" for name, fields in inner.items() for field in fields]
+        return [name for name in value if name not in known] + below
 
     def _definition(self, reference: object) -> object:
         name = reference.removeprefix("#/$defs/") if isinstance(reference, str) else ""

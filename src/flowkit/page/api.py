@@ -828,7 +828,7 @@ def _operations() -> list[Operation]:
             errors={
                 **unknown,
                 409: "The state of the task does not allow the action: `action_rejected`.",
-                504: "No engine answers: `action_unanswered`.",
+                504: "No engine responds: `action_unanswered`.",
             },
         ),
     ]
