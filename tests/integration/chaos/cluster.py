@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import re
@@ -54,6 +53,7 @@ from tests.integration.chaos.faults import (
 from tests.integration.chaos.plans import EXTERNAL_ROLES, TOUCH
 from tests.integration.chaos.typed import OF_PROCESSES, OF_WORKERS, VERSION_NAME
 from tests.integration.harness import ROOT
+from tests.kafka_batches import Codec, good_large_good, send_batch
 from tests.temporal_cluster.services import HISTORY, MATCHING, TemporalCluster
 
 if TYPE_CHECKING:
@@ -336,9 +336,8 @@ class Cluster:
 
     async def _send_huge_record(self) -> None:
         """Send a record that decompresses to 300 MB to the bridges, between two small ones that are no messages."""
-        batches: Any = importlib.import_module("tests.kafka_batches")
-        raw = await asyncio.to_thread(batches.good_large_good, batches.Codec.gzip)
-        await batches.send_batch(self.kafka.bootstrap_servers, f"status.{EXTERNAL_ROLES[0]}.v1", raw)
+        raw = await asyncio.to_thread(good_large_good, Codec.zstd)
+        await send_batch(self.kafka.bootstrap_servers, f"status.{EXTERNAL_ROLES[0]}.v1", raw)
 
     def restarted(self, kind: str) -> None:
         """Restart the external workers, as operators do: an outage may leave them deaf (H1, H28, H33)."""
