@@ -91,6 +91,8 @@ class ManagedProcess:
         self.name = name
         self._arguments = arguments
         self.environment = dict(harness.environment)
+        self.ahead_sec = 0
+        """By how many seconds its clock is ahead."""
         self._log = folder / f"{name}.log"
         self._process: ForkedProcess | None = None
         self._back_at = 0.0
@@ -244,7 +246,8 @@ class Cluster:
         self.processes: list[ManagedProcess] = [*engines, bridge, *workers, *self.external]
         if clocks.can_differ():
             for process in self.processes:
-                process.environment |= clocks.ahead(clock_of(seed, process.name))
+                process.ahead_sec = clock_of(seed, process.name)
+                process.environment |= clocks.ahead(process.ahead_sec)
         self.ends: dict[str, tuple[Sequence[ManagedProcess], Action]] = {
             KILL_ENGINE: (engines, kill),
             STOP_ENGINE: (engines, stop),
@@ -350,8 +353,12 @@ class Cluster:
         self._suspensions.append(asyncio.create_task(frozen(away, process.signal)))
 
     def died_after(self, worker_id: str, moment: float) -> bool:
-        """Return whether the process of a worker ended after this time."""
-        ends = (time for process in self.external for time in process.deaths.get(worker_id, ()))
+        """Return whether the process of a worker ended after this time, by its own clock."""
+        ends = (
+            time + process.ahead_sec
+            for process in self.external
+            for time in process.deaths.get(worker_id, ())
+        )
         return any(time >= moment for time in ends)
 
     @property
