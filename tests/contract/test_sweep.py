@@ -15,7 +15,7 @@ from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
 from temporalio.service import RPCError, RPCStatusCode
-from tests.contract.builders import AT, FIRST_RUN, RUN, new_task, opening, stored
+from tests.contract.builders import FIRST_RUN, RUN, new_task, opening, stored
 from tests.integration.harness import eventually
 
 from flowkit.adapters.tasks.open_tasks import OpenTasks
@@ -305,7 +305,7 @@ async def test_unreachable_server_is_logged_and_the_sweep_continues(
     task.cancel()
     await asyncio.wait([task])
     assert not sweep.health.running
-    assert await OpenTasks(tasks.database).take_turn(OWN, "the next one", AT, 1)
+    assert await OpenTasks(tasks.database).take_turn(OWN, "the next one", 1)
 
 
 async def test_only_one_of_two_engines_sweeps(tasks: TaskStore, temporal: FakeTemporal) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import re
@@ -54,6 +53,7 @@ from tests.integration.chaos.faults import (
 from tests.integration.chaos.plans import EXTERNAL_ROLES, TOUCH
 from tests.integration.chaos.typed import OF_PROCESSES, OF_WORKERS, VERSION_NAME
 from tests.integration.harness import ROOT
+from tests.kafka_batches import Codec, good_large_good, send_batch
 from tests.temporal_cluster.services import HISTORY, MATCHING, TemporalCluster
 
 if TYPE_CHECKING:
@@ -91,6 +91,8 @@ class ManagedProcess:
         self.name = name
         self._arguments = arguments
         self.environment = dict(harness.environment)
+        self.ahead_sec = 0
+        """By how many seconds its clock is ahead."""
         self._log = folder / f"{name}.log"
         self._process: ForkedProcess | None = None
         self._back_at = 0.0
@@ -244,7 +246,8 @@ class Cluster:
         self.processes: list[ManagedProcess] = [*engines, bridge, *workers, *self.external]
         if clocks.can_differ():
             for process in self.processes:
-                process.environment |= clocks.ahead(clock_of(seed, process.name))
+                process.ahead_sec = clock_of(seed, process.name)
+                process.environment |= clocks.ahead(process.ahead_sec)
         self.ends: dict[str, tuple[Sequence[ManagedProcess], Action]] = {
             KILL_ENGINE: (engines, kill),
             STOP_ENGINE: (engines, stop),
@@ -336,9 +339,8 @@ class Cluster:
 
     async def _send_huge_record(self) -> None:
         """Send a record that decompresses to 300 MB to the bridges, between two small ones that are no messages."""
-        batches: Any = importlib.import_module("tests.kafka_batches")
-        raw = await asyncio.to_thread(batches.good_large_good, batches.Codec.gzip)
-        await batches.send_batch(self.kafka.bootstrap_servers, f"status.{EXTERNAL_ROLES[0]}.v1", raw)
+        raw = await asyncio.to_thread(good_large_good, Codec.zstd)
+        await send_batch(self.kafka.bootstrap_servers, f"status.{EXTERNAL_ROLES[0]}.v1", raw)
 
     def restarted(self, kind: str) -> None:
         """Restart the external workers, as operators do: an outage may leave them deaf (H1, H28, H33)."""
@@ -351,8 +353,12 @@ class Cluster:
         self._suspensions.append(asyncio.create_task(frozen(away, process.signal)))
 
     def died_after(self, worker_id: str, moment: float) -> bool:
-        """Return whether the process of a worker ended after this time."""
-        ends = (time for process in self.external for time in process.deaths.get(worker_id, ()))
+        """Return whether the process of a worker ended after this time, by its own clock."""
+        ends = (
+            time + process.ahead_sec
+            for process in self.external
+            for time in process.deaths.get(worker_id, ())
+        )
         return any(time >= moment for time in ends)
 
     @property

@@ -39,8 +39,7 @@ FREEZE_KAFKA = "Kafka frozen"
 FREEZE_MONGO = "MongoDB frozen"
 RESTART_MONGO = "MongoDB restarted"
 HUGE_RECORD = "record of 300 MB"
-HUGE_RECORDS = False
-"""Whether records of 300 MB arrive among the replies of external workers."""
+"""It arrives among the events of external workers."""
 WEIGHTS = {
     KILL_WORKER: 4,
     STOP_WORKER: 1,
@@ -60,7 +59,7 @@ WEIGHTS = {
     FREEZE_KAFKA: 2,
     FREEZE_MONGO: 2,
     RESTART_MONGO: 2,
-    **({HUGE_RECORD: 2} if HUGE_RECORDS else {}),
+    HUGE_RECORD: 2,
 }
 OF_CLUSTER = {KILL_HISTORY: 6, KILL_MATCHING: 1, KILL_POSTGRES: 6}
 """Weights of the faults that need a cluster of Temporal."""

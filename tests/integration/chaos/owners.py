@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Message = dict[str, Any]
 Attempt = tuple[str, str, int]
 DiedAfter = Callable[[str, float], bool]
-"""Whether the process of a worker ended after a time in seconds since the epoch."""
+"""Whether the process of a worker ended after a time in seconds since the epoch, by the clock of the worker."""
 
 _SHOWN = (
     *("task_id", "node_id", "attempt_epoch", "state", "outcome.kind"),
@@ -42,7 +42,7 @@ class Acceptance:
 
 
 async def read_topics(bootstrap: str, names: Sequence[str]) -> list[Message]:
-    """Return all messages of these topics, in the order of each partition."""
+    """Return all messages of these topics, in the order of each partition, without records that are none."""
     from aiokafka import AIOKafkaConsumer
 
     messages: list[Message] = []
@@ -53,7 +53,8 @@ async def read_topics(bootstrap: str, names: Sequence[str]) -> list[Message]:
         assert ends, f"topics {names} have no partitions"
         while any([await consumer.position(place) < end for place, end in ends.items()]):
             for records in (await consumer.getmany(timeout_ms=500)).values():
-                messages += [json.loads(record.value) for record in records]
+                values = [record.value for record in records if record.value.startswith(b"{")]
+                messages += map(json.loads, values)
     return messages
 
 
