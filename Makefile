@@ -88,7 +88,7 @@ fuzz: setup ## Random graphs, shared limits, nodes with shards, flows of the gat
 	FLOWKIT_FUZZ_MINUTES="$(MINUTES)" FLOWKIT_FUZZ_GRAPHS="$(GRAPHS)" FLOWKIT_SEED="$(SEED)" $(BIN)/pytest -q -s tests/fuzz tests/integration/test_flow_model.py
 	FLOWKIT_THOROUGH=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -o timeout=3600 \
 		tests/unit/test_validation_fuzz.py tests/unit/test_expression_names.py tests/unit/test_flow_round_trip.py tests/contract/test_vars_model.py \
-		tests/contract/test_group_commit.py tests/unit/test_contracts.py tests/unit/test_arguments.py
+		tests/contract/test_group_commit.py tests/unit/test_contracts.py tests/unit/test_arguments.py tests/unit/test_cron.py
 
 nightly: setup ## What takes an hour: long tests, the integration tests on the newer Temporal server and on a cluster of it, the contract tests with both drivers, the core without its products, then fuzz, chaos and large: make nightly [NIGHTLY_MINUTES=10] [STEPS=long,server,drivers,core,cluster,fuzz,chaos,large].
 	@PYTHONPATH=. $(BIN)/python -m tests.nightly --minutes $(NIGHTLY_MINUTES) --jobs $(TEST_JOBS) --steps "$(STEPS)" $(if $(TESTS),--tests "$(TESTS)")

@@ -14,7 +14,9 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowkit.adapters.outages import clock_stopped
+from flowkit.core.loop_portal import outcome_of_call, wait_for_calls
 from flowkit.core.user_code import Contained, ContainedItems, contained, end_if_forked, process_id
+from flowkit.text import count_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator
@@ -36,8 +38,9 @@ _HANDLERS = "flowkit.activities.handlers"
 class Threads:
     """Calls functions of users, up to `slots` plain ones at once. All that they raise is an Exception or a cancel.
 
-    Python cannot stop a thread. A call whose caller was cancelled keeps its thread until it returns, and `leaked`
-    counts that thread until then. The call's slot becomes free at once, so another thread can take its place.
+    Python cannot stop a thread. A caller that is cancelled waits for the end of its call, so that a function that asks
+    for the cancel can clean up. A caller that is cancelled again gives the call up: its slot becomes free, so another
+    thread can take its place, and `leaked` counts the thread until the call returns.
     """
 
     def __init__(self, slots: int, name: str) -> None:
@@ -47,7 +50,7 @@ class Threads:
 
     @property
     def leaked(self) -> int:
-        """Return the number of threads that still run a call whose caller was cancelled."""
+        """Return the number of threads that still run a call that was given up."""
         return len(self._leaked)
 
     async def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -110,7 +113,7 @@ class Threads:
         context = contextvars.copy_context()
         running = self._executor.submit(context.run, _call_contained, function, *args)
         try:
-            return await asyncio.wrap_future(running)
+            return await outcome_of_call(running)
         except asyncio.CancelledError:
             if not running.done():
                 self._record_leak(running)
@@ -125,9 +128,12 @@ class Threads:
             extra={"event": "worker.thread.leaked", "leaked_threads": self.leaked},
         )
 
-    def close(self) -> None:
-        """Shut down without waiting; each thread exits when its current call returns."""
+    async def close(self) -> None:
+        """Shut down. Wait up to five seconds for calls that were given up; their threads exit when they return."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+        if left := await wait_for_calls([*self._leaked]):
+            counted = count_of(left, "synchronous function")
+            _logger.warning("the process ends without %s that did not stop", counted)
 
 
 def _is_default(function: Any) -> bool:

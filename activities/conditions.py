@@ -21,6 +21,7 @@ from flowkit.graph.conditions import (
     SCHEDULED_AT,
     STATS,
     STATUS,
+    SecretRule,
     explain_failure,
     explain_value_failure,
     select_values,
@@ -90,10 +91,11 @@ class ConditionActivities:
     @activity.defn(name=temporal_names.EVALUATE_CONDITIONS)
     async def evaluate_conditions(self, due: EvaluateConditions) -> ConditionResults:
         """Return the results of the conditions. Raise a retryable error while MongoDB does not respond."""
-        evaluation = Evaluation(due.seconds, self._is_secret)
+        evaluation = Evaluation(due.seconds, SecretRule(self._looks_secret))
         async with heartbeats():
             try:
                 stored = await self._portal.run(self._read(due))
+                evaluation.rule = SecretRule(self._looks_secret, stored.secret_params)
                 if due.node_id:
                     return ConditionResults(results=await self._store_values(evaluation, due, stored))
                 return ConditionResults(results=await asyncio.to_thread(_evaluate, evaluation, due, stored))
@@ -134,8 +136,9 @@ class ConditionActivities:
                 return [f"{problem} {EXPRESSION_VALUES_BYTES:,}: pass references" for _ in outcomes]
             items = await self._store_items(due, evaluated[-1]) if over else items
             scheduled = (activity.info().scheduled_time.timestamp(), activity.info().attempt)
+            shown = await asyncio.to_thread(evaluation.list_shown, values, _collect_values(due, stored))
             await self._portal.run(
-                self._tasks.values.put(_key_of(due), values, time.time(), scheduled, items)
+                self._tasks.values.put(_key_of(due), values, time.time(), scheduled, items, shown)
             )
         return outcomes
 
@@ -156,7 +159,7 @@ class ConditionActivities:
             )
         return stored
 
-    def _is_secret(self, path: str, value: Any) -> bool:
+    def _looks_secret(self, path: str, value: Any) -> bool:
         """Return whether the detector reports a value, or fails."""
         try:
             return self._detector.hits([(path, value)]) > 0
@@ -201,13 +204,13 @@ def _collect_values(due: EvaluateConditions, stored: StoredValues) -> dict[str, 
 class Evaluation:
     """The evaluation of conditions that are due together. All of them have `seconds` from now on.
 
-    `is_secret` decides by path and value which values the errors hide.
+    `rule` decides which values the errors hide.
     """
 
-    def __init__(self, seconds: float, is_secret: Callable[[str, Any], bool]) -> None:
+    def __init__(self, seconds: float, rule: SecretRule) -> None:
         self._too_late = f"the conditions that are due together take more than {seconds:g} s"
         self._end = time.monotonic() + seconds
-        self._is_secret = is_secret
+        self.rule = rule
         self._process = EvaluationProcess()
 
     def run(self, texts: Iterable[str], values: Mapping[str, Any]) -> list[Outcome]:
@@ -225,6 +228,13 @@ class Evaluation:
         with closing(self._process):
             found = [self._evaluate_value(text, values, EXPRESSION_VALUE_BYTES) for text in texts]
             return [*found, self._evaluate_items(items, values, batch_size)] if items else found
+
+    def list_shown(self, texts: Iterable[str], values: Mapping[str, Any]) -> list[str] | None:
+        """Return the expressions whose values errors may show. None if it is unknown, because params have no schema."""
+        if not self.rule.knows_params:
+            return None
+        compiled = ((text, cel.compile_value(text)) for text in texts)
+        return [text for text, expression in compiled if not self.rule.holds(values, expression.accesses)]
 
     def _evaluate_items(self, text: str, values: Mapping[str, Any], batch_size: int) -> ItemBatches | Unknown:
         items = self._evaluate_value(text, values, MAP_BYTES, batch_size)
@@ -250,16 +260,14 @@ class Evaluation:
         outcome = self._evaluate_reading(reading)
         if isinstance(outcome, bool):
             return outcome
-        return cut(
-            explain_failure(outcome, text, reading.expression.accesses, reading.values, self._is_secret)
-        )
+        return cut(explain_failure(outcome, text, reading.expression.accesses, reading.values, self.rule))
 
     def _evaluate_value(
         self, text: str, values: Mapping[str, Any], most_bytes: int, batch_size: int = 0
     ) -> Any:
         """Return the value of an expression, which may be ItemBatches in place of a list if there is a `batch_size`.
 
-        Its error shows none of the values that the expression reads.
+        Its error shows no secret that the expression reads.
         """
         try:
             if time.monotonic() >= self._end:
@@ -279,7 +287,8 @@ class Evaluation:
             error = self._too_late if found is None else found
         except BadCondition as failed:
             error = str(failed)
-        return Unknown(cut(explain_value_failure(error, text, reading.expression.accesses, reading.values)))
+        accesses = reading.expression.accesses
+        return Unknown(cut(explain_value_failure(error, text, accesses, reading.values, self.rule)))
 
     def _evaluate_reading(self, reading: _Reading) -> Outcome:
         expression, values = reading.expression, reading.values

@@ -15,17 +15,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from flowkit.activities.builtin_functions import CoordinatorAdapters
 from flowkit.activities.typed import read_params
 from flowkit.adapters.outages import retry_while_unavailable
-from flowkit.adapters.tasks.attempts import NumberedWrite, StoredParams
 from flowkit.adapters.vars import changes, rules
 from flowkit.core.handler_lines import HANDLER_LOGGER, HandlerLogger, mask_lines
 from flowkit.core.log import get_logger, log_context
 from flowkit.core.user_code import Contained
 from flowkit.errors import AdapterError, StoreUnavailable
-from flowkit.graph.expressions import hide
 from flowkit.graph.scheduled import parse_nominal
+from flowkit.masks import AttemptMask, list_texts, values_at
 from flowkit.text import shown
 from flowkit.validation.json_keys import with_lists
 from flowkit.validation.values import is_unicode
@@ -34,8 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from datetime import datetime
 
+    from flowkit.activities.builtin_functions import CoordinatorAdapters
     from flowkit.activities.results import Batch
     from flowkit.adapters.artifacts import ArtifactStore
+    from flowkit.adapters.tasks.attempts import StoredParams
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.core.log import FieldLogger
     from flowkit.models import AttemptInput
@@ -220,6 +220,10 @@ class TaskVariables:
                 "variables, because others run "
                 "beside it; change them in finalize, or return increments from it"
             )
+        # Not at the top: modules of handlers import this one, and need no driver of MongoDB.
+        from flowkit.activities.builtin_functions import CoordinatorAdapters
+        from flowkit.adapters.tasks.attempts import NumberedWrite
+
         async with self._turn:
             self._changes += 1
             write = NumberedWrite(attempt=self._attempt, run_id=self._run_id, sequence=self._changes)
@@ -243,7 +247,8 @@ class RunContext:
         clock: Any = None,
     ) -> None:
         self._attempt = attempt
-        self._stored_params = StoredParams()
+        self._stored_params: StoredParams | None = None
+        """The params as MongoDB has sent them; None before the attempt has begun."""
         self._params: dict[str, Any] | None = None
         """The decoded params; None before a handler has read them."""
         self.task_id = attempt.task_id
@@ -262,8 +267,8 @@ class RunContext:
         self.vars = TaskVariables(tasks, attempt, run_id)
         """The variables of the task: `await ctx.vars()` returns them all; see TaskVariables."""
         self._resources = Resources()
-        self.hidden: dict[str, Any] = {}
-        """The values of expressions in the input of the node, which errors hide."""
+        self.mask = AttemptMask()
+        """Hides secrets in errors."""
         self._batch: Batch | None = None
         self._read: dict[Any, Any] = {}
         self.kv: dict[str, Any] = {}
@@ -271,7 +276,10 @@ class RunContext:
         self.log: FieldLogger = get_logger(HANDLER_LOGGER)
         """Logs lines of this attempt: `ctx.log.info("page read", page=3)`, on any thread."""
         self.cancel_flag = asyncio.Event()
-        """Set when the run is cancelled."""
+        """Set when the run is cancelled, or ends by force."""
+        self.cancel_requested = False
+        """Whether a cancel of the task or the node was requested. Otherwise, a cancelled run ends by force: its worker
+        shuts down, its time limit has passed, or another attempt has replaced it."""
         self.cancel_reason: str | None = None
         self.cancel_deadline_ts_ms: int | None = None
         """When FlowKit stops a cancelled run by force, in milliseconds since the Unix epoch."""
@@ -280,7 +288,7 @@ class RunContext:
     def params(self) -> dict[str, Any]:
         """The params of the task, as its creator passed them. Changes to the dict reach no other attempt."""
         if self._params is None:
-            self._params = self._stored_params.decode()
+            self._params = self._stored_params.decode() if self._stored_params is not None else {}
         return self._params
 
     @property
@@ -289,7 +297,7 @@ class RunContext:
 
         An outage or a slow start does not change it, and neither does a retry or a rerun.
         """
-        return parse_nominal(self._stored_params.scheduled_at)
+        return parse_nominal(self._stored_params.scheduled_at) if self._stored_params is not None else None
 
     @property
     def input_inline(self) -> dict[str, Any] | None:
@@ -324,8 +332,8 @@ class RunContext:
         return found
 
     def without_values(self, text: str) -> str:
-        """Return a text for people without the values of expressions in the input of the node."""
-        return hide(text, self.hidden) if self.hidden else text
+        """Return a text for people without secrets of the input and the params."""
+        return self.mask.text(text)
 
     @contextmanager
     def processing(self, batch: Batch) -> Iterator[None]:
@@ -337,20 +345,27 @@ class RunContext:
         finally:
             self._batch = None
 
-    def begun(
-        self, params: StoredParams, attempt: AttemptInput, values: dict[str, Any] | None = None
-    ) -> None:
+    def begun(self, params: StoredParams, attempt: AttemptInput, mask: AttemptMask | None = None) -> None:
         """Set the params of the task, which the begin of the attempt has read, and the attempt with its whole input.
 
-        `values` are those of the expressions in the input, which errors hide. FlowKit calls this before the hooks.
+        `mask` hides the secrets of the input in errors, and from now on those of the params. FlowKit calls this before
+        the hooks.
         """
         self._params, self._stored_params, self._attempt = None, params, attempt
-        self.log = HandlerLogger()
-        mask_lines(values or {}, lambda: self.params)
-        self.hidden, self._read = values or {}, {}
+        self.log = HandlerLogger(lambda: (self._batch and self._batch.batch_uid) or "")
+        mask_lines({}, self._find_secrets)
+        self.mask, self._read = mask or AttemptMask(), {}
+        self.mask.read(self._find_secrets)
+
+    def _find_secrets(self) -> Any:
+        """Return the params, and those that are secret by their schema under the name of a secret."""
+        if self._stored_params is None:
+            return {}, {}
+        stored = self._stored_params.decode()
+        return stored, {"secret": [*list_texts(values_at(stored, self._stored_params.secrets))]}
 
     def cancelled(self) -> bool:
-        """Return whether the run is cancelled."""
+        """Return whether the run must stop. Any thread may call this."""
         return self.cancel_flag.is_set()
 
     def remaining_ms(self) -> float | None:
@@ -384,6 +399,11 @@ class RunContext:
 
     def cancel(self, reason: str, grace_sec: float) -> None:
         """Request that the run stop. Later calls do not change the reason or the deadline."""
+        self.cancel_requested = True
+        self.show_end(reason, grace_sec)
+
+    def show_end(self, reason: str, grace_sec: float) -> None:
+        """Show that the run ends by force after `grace_sec` seconds, as after the shutdown of its worker."""
         if not self.cancel_flag.is_set():
             self.cancel_reason = reason
             self.cancel_deadline_ts_ms = int((time.time() + grace_sec) * 1000)

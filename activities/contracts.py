@@ -1,4 +1,7 @@
-"""What typed handlers announce about their input and output, and whether the handlers of a graph fit each other."""
+"""What typed handlers announce about their input and output, and whether the handlers of a graph fit each other.
+
+`Flow.to_dict` imports this module, so it loads the driver of MongoDB only to announce.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,21 @@ import textwrap
 import typing
 from typing import TYPE_CHECKING, Any, cast
 
-from flowkit.adapters.worker_registry import AnnouncedContract
+from flowkit.activities.handlers import prepares_input
+from flowkit.activities.hook_calls import RESERVED
 from flowkit.core.user_code import contained, error_text, shorten_path
 from flowkit.errors import ConfigError
-from flowkit.graph.contracts import Contract, data_edges, find_unfit
-from flowkit.text import one_line, truncate
+from flowkit.graph.contracts import Contract, data_edges, find_unfit, takes_objects, type_name
+from flowkit.graph.expressions import is_expression
+from flowkit.text import names, one_line, printed, truncate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from flowkit.activities.handlers import RoleHandler
+    from flowkit.adapters.worker_registry import AnnouncedContract
     from flowkit.graph.contracts import Schema, Unfit
-    from flowkit.models import Graph
+    from flowkit.models import Graph, Node
 
 _logger = logging.getLogger("flowkit.worker")
 
@@ -61,6 +67,8 @@ def announce(handlers: Mapping[str, RoleHandler]) -> dict[str, AnnouncedContract
 
 
 def _announcement(taken: str, returned: str, *, is_source: bool) -> AnnouncedContract:
+    from flowkit.adapters.worker_registry import AnnouncedContract
+
     known = f"{is_source}\n{taken}\n{returned}".encode()
     digest = hashlib.sha256(known).hexdigest()[:_HASH_CHARS]
     return AnnouncedContract(input=taken, output=returned, digest=digest, is_source=is_source)
@@ -96,15 +104,41 @@ def _read(read: Callable[[], Schema | None]) -> str:
 
 
 def check_contracts(graph: Graph, handlers: Mapping[str, RoleHandler]) -> list[str]:
-    """Return a problem for each pair of roles in a graph whose types do not fit; `handlers` are by role.
+    """Return a problem for each pair of roles in a graph whose types do not fit, and for each node that gets its own
+    input, but reads an item that is no object; `handlers` are by role.
 
-    Roles without a handler, and handlers without types, fit. A problem names the edge, the fields with both JSON types,
-    and the places of both types in the source.
+    Roles without a handler, and handlers without types, fit. A problem of a pair names the edge, the fields with both
+    JSON types, and the places of both types in the source.
     """
     edges = data_edges(graph)
-    roles = {role for edge in edges for role in edge.roles if role in handlers}
+    own = [
+        node for node in graph.nodes if node.type in handlers and reads_own_input(node, handlers[node.type])
+    ]
+    roles = {role for edge in edges for role in edge.roles if role in handlers} | {node.type for node in own}
     contracts = {role: [contract_of(handlers[role])] for role in roles}
-    return [_describe(each, handlers) for each in find_unfit(edges, contracts)]
+    unfit = [_describe(each, handlers) for each in find_unfit(edges, contracts)]
+    return unfit + [
+        _describe_own(node, taken)
+        for node in own
+        if (taken := contracts[node.type][0].input) is not None and not takes_objects(taken)
+    ]
+
+
+def reads_own_input(node: Node, handler: RoleHandler) -> bool:
+    """Return whether the item of a node is its `io.input_inline`."""
+    adapter = (node.io.input_inline or {}).get("input_adapter")
+    gets_batches = node.pulls or node.map is not None or is_expression(adapter)
+    return not (gets_batches or handler.is_source or prepares_input(handler))
+
+
+def _describe_own(node: Node, taken: Schema) -> str:
+    given = sorted((node.io.input_inline or {}).keys() - RESERVED)
+    fields = f", {names(given)}" if given else ""
+    return (
+        f"node {printed(node.node_id)}: role {printed(node.type)} reads {type_name(taken)}, but the node neither pulls "
+        "nor has a map, so its item is its io.input_inline, an object: let it pull from a node or map a list, or let "
+        f"the role read a model with the fields of the input{fields}"
+    )
 
 
 def _describe(unfit: Unfit, handlers: Mapping[str, RoleHandler]) -> str:

@@ -17,11 +17,11 @@ from flowkit.activities.builtin_functions import IN_ONE_UPDATE, CoordinatorAdapt
 from flowkit.adapters.mongo import gather_writes
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.tasks.attempts import NodeWrite, new_lease
-from flowkit.attempt.failures import failed_attempt, failure, lost, unexpected, without_values
+from flowkit.attempt.failures import failed_attempt, failure, lost, unexpected, without_secrets
 from flowkit.attempt.storage import begin, mark, resolve
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, refuse_local, run_attempt
 from flowkit.errors import AdapterError, FlowKitError
-from flowkit.graph.expressions import hide
+from flowkit.masks import AttemptMask
 from flowkit.models import AttemptInput, AttemptResult
 from flowkit.models.graphs import FAILED_NODES_KEY
 
@@ -84,6 +84,10 @@ class FunctionActivities:
 
         return run_any_function
 
+    async def close(self) -> None:
+        """Wait a while for the functions on threads that were given up, after the Temporal workers have ended."""
+        await self._threads.close()
+
     async def _run(self, name: str, attempt: AttemptInput) -> AttemptResult:
         function = self.functions.get(name)
         if function is None:
@@ -120,8 +124,8 @@ class FunctionExecutor:
         self._run_id = run_id
         self._function = function
         self._threads = threads
-        self._values: dict[str, Any] = {}
-        """The values of the expressions in the input, which errors hide."""
+        self._mask = AttemptMask()
+        """Hides secrets in errors."""
         self._call: asyncio.Task[Any] | None = None
 
     def cancel(self, reason: str, grace_sec: float) -> None:
@@ -129,10 +133,13 @@ class FunctionExecutor:
         if self._call is not None:
             self._call.cancel(reason)
 
+    def show_end(self, reason: str, grace_sec: float) -> None:
+        """Do nothing, because functions have no cancel flag."""
+
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last."""
         worker = self._worker
-        attempt, self._values = await resolve(worker.tasks, self._attempt)
+        attempt, self._mask = await resolve(worker.tasks, self._attempt)
         self._attempt = attempt
         await begin(worker.tasks, self._artifacts, attempt, self._run_id, worker.worker_id)
         result = await self._await_call()
@@ -147,7 +154,7 @@ class FunctionExecutor:
         try:
             return await self._call
         except AdapterError as error:
-            raise (AdapterError(hide(str(error), self._values)) if self._values else error) from None
+            raise AdapterError(self._mask.error(str(error))) from None
         except FlowKitError:
             raise
         except asyncio.CancelledError:
@@ -158,7 +165,7 @@ class FunctionExecutor:
                 ) from None
             raise
         except Exception as error:
-            raise AttemptFailed(without_values(unexpected(error), self._values)) from error
+            raise AttemptFailed(without_secrets(unexpected(error), self._mask)) from error
 
     async def _invoke(self) -> Any:
         arguments = self._build_arguments()
@@ -191,7 +198,7 @@ class BuiltInFunctionExecutor(FunctionExecutor):
         A function in IN_ONE_UPDATE needs only its own write and the complete marker. If it fails, begin the attempt
         separately, so that the task document shows it.
         """
-        self._attempt, self._values = await resolve(self._worker.tasks, self._attempt)
+        self._attempt, self._mask = await resolve(self._worker.tasks, self._attempt)
         write, method = self._write(), self._function.__name__
         self._function = getattr(self._function.__self__.for_node(write), method)
         if method not in IN_ONE_UPDATE:

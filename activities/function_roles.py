@@ -20,14 +20,16 @@ from flowkit.errors import ConfigError
 from flowkit.text import printed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator
+    from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
 
     from flowkit.activities.context import RunContext
 
 In = TypeVar("In", contravariant=True, default=Any)
 Out = TypeVar("Out", covariant=True, default=Any)
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+Result = TypeVar("Result", default=Any)
+Stored = TypeVar("Stored", bound="Hashable | list[Any] | dict[Any, Any] | set[Any] | None")
+"""A result that FlowKit stores: anything but a BatchResult, whose class says that it has no hash."""
 P = ParamSpec("P", default=...)
 Returned = TypeVar("Returned", covariant=True, default=Any)
 
@@ -83,7 +85,40 @@ class CollectorRole(RoleHandler[Item, Item], Generic[Item, P, Returned]):
 
 
 class RoleDecorator(Protocol):
-    """Makes a handler of a function."""
+    """Makes a handler of a function that processes an item.
+
+    Without a member `BatchResult`, the type of the result is taken whole: mypy joins the members of a union that it
+    compares with another union, so that `Cat | Dog` would become their base class.
+    """
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, Stored]], /
+    ) -> FunctionRole[Item, Stored, P, Coroutine[Any, Any, Stored]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, Result | BatchResult]], /
+    ) -> FunctionRole[Item, Result, P, Coroutine[Any, Any, Result]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Awaitable[Stored]], /
+    ) -> FunctionRole[Item, Stored, P, Awaitable[Stored]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Awaitable[Result | BatchResult]], /
+    ) -> FunctionRole[Item, Result, P, Awaitable[Result]]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Stored], /
+    ) -> FunctionRole[Item, Stored, P, Stored]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Item, P], Result | BatchResult], /
+    ) -> FunctionRole[Item, Result, P, Result]: ...
+
+
+class SourceDecorator(Protocol):
+    """Makes a handler of a generator."""
 
     @overload
     def __call__(
@@ -91,24 +126,16 @@ class RoleDecorator(Protocol):
     ) -> SourceRole[Result, P, AsyncIterator[Result]]: ...
     @overload
     def __call__(
+        self, function: Callable[P, AsyncIterable[Result]], /
+    ) -> SourceRole[Result, P, AsyncIterable[Result]]: ...
+    @overload
+    def __call__(
         self, function: Callable[P, Iterator[Result]], /
     ) -> SourceRole[Result, P, Iterator[Result]]: ...
     @overload
     def __call__(
-        self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, BatchResult]], /
-    ) -> FunctionRole[Item, Any, P, Coroutine[Any, Any, BatchResult]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Item, P], BatchResult], /
-    ) -> FunctionRole[Item, Any, P, BatchResult]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Item, P], Coroutine[Any, Any, Result | BatchResult]], /
-    ) -> FunctionRole[Item, Result, P, Coroutine[Any, Any, Result]]: ...
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Item, P], Result | BatchResult], /
-    ) -> FunctionRole[Item, Result, P, Result]: ...
+        self, function: Callable[P, Iterable[Result]], /
+    ) -> SourceRole[Result, P, Iterable[Result]]: ...
 
 
 class CollectorDecorator(Protocol):
@@ -140,7 +167,20 @@ def role(
 def role(
     name: str,
     *,
-    key: str | tuple[str, ...] | Callable[[Any], Any] | None = None,
+    key: str | tuple[str, ...] | Callable[[Any], Any],
+    finalize: Callable[..., Any] | None = None,
+    init: Callable[..., Any] | None = None,
+    classify_error: Callable[[BaseException], tuple[str, bool]] | None = None,
+    inline: bool = False,
+    handler_version: str = "",
+) -> SourceDecorator: ...
+
+
+@overload
+def role(
+    name: str,
+    *,
+    key: None = None,
     finalize: Callable[..., Any] | None = None,
     init: Callable[..., Any] | None = None,
     classify_error: Callable[[BaseException], tuple[str, bool]] | None = None,
@@ -241,6 +281,7 @@ def _describe_function(function: Any, finalize: Any, names: dict[str, Any]) -> t
     }
     if finalize is not None:
         own |= _make_finalize(finalize, f"finalize of {function.__name__}", names)
+        _check_results(finalize, own["_flowkit_final"], own["_flowkit_kinds"][1], function.__name__)
     return SourceRole if is_source else FunctionRole, own
 
 
@@ -262,17 +303,38 @@ def _describe_collector(function: Any, names: dict[str, Any]) -> tuple[Any, dict
         raise ConfigError(
             f"{function.__name__} collects, but has no parameter for its items: let the first one be it"
         )
-    kind = own["_flowkit_final"].item_kind
-    is_async = inspect.iscoroutinefunction(function)
-    wanted = AsyncIterator if is_async else list
-    if kind is not Any and (typing.get_origin(kind) or kind) is not wanted:
-        raise ConfigError(
-            f"{function.__name__} collects, and is {'a coroutine' if is_async else 'a plain'} function, so it receives "
-            f"all items as {'an AsyncIterator' if is_async else 'a list'}, not as {type_name(kind)}"
-        )
-    item = hook_calls.known_type((typing.get_args(kind) or (Any,))[0], "its items", function.__name__)
+    item = _received_type(
+        function, own["_flowkit_final"], f"{function.__name__} collects, and is", "all items"
+    )
     own |= {"_flowkit_kinds": (item, item), "_flowkit_keeps": True, "process": staticmethod(_keep_item)}
     return CollectorRole, own
+
+
+def _received_type(function: Any, hook: hook_calls.Hook, who: str, what: str) -> Any:
+    """Return the type of what a function that finishes a node receives, one by one or in a list.
+
+    Raise ConfigError if its annotation is that of something else.
+    """
+    is_async = inspect.iscoroutinefunction(function)
+    given = AsyncIterator if is_async else list
+    origin = typing.get_origin(hook.item_kind) or hook.item_kind
+    if origin is not Any and not (isinstance(origin, type) and issubclass(given, origin)):
+        raise ConfigError(
+            f"{who} {'a coroutine' if is_async else 'a plain'} function, so it receives {what} as "
+            f"{'an AsyncIterator' if is_async else 'a list'}, not as {type_name(hook.item_kind)}"
+        )
+    return hook_calls.known_type((typing.get_args(hook.item_kind) or (Any,))[0], "its items", hook.owner)
+
+
+def _check_results(finalize: Any, hook: hook_calls.Hook, result: Any, owner: str) -> None:
+    """Raise ConfigError if a function that finishes a node cannot receive the results of the role."""
+    if hook.item is None:
+        return
+    item = _received_type(finalize, hook, f"{hook.owner} is", "the results")
+    if typed.contradicts(result, item):
+        raise ConfigError(
+            f"{hook.owner} receives results of the type {type_name(item)}, but {owner} returns {type_name(result)}"
+        )
 
 
 async def _keep_item(item: Any) -> Any:

@@ -242,7 +242,17 @@ def known_type(annotation: Any, name: str, owner: str) -> Any:
             f"{owner}: the type {annotation.text!r} of {name} is not known where {owner} is defined: import it "
             "outside of `if TYPE_CHECKING`, and define it before"
         )
+    if is_protocol(annotation):
+        raise ConfigError(
+            f"{owner}: the type of {name}, {annotation.__name__}, is a Protocol, which has no form in JSON: name a "
+            "model, or a union of models"
+        )
     return annotation
+
+
+def is_protocol(kind: Any) -> bool:
+    """Return whether a type is a Protocol, which says what an object can do, and not what it is."""
+    return bool(getattr(kind, "_is_protocol", False))
 
 
 def _parameters_type(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import typing
 from collections.abc import Mapping
@@ -12,26 +13,43 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, SecretBytes, SecretStr, TypeAdapter, ValidationError
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticUserError
-from pydantic_core import PydanticSerializationError, to_json
+from pydantic_core import PydanticSerializationError, from_json, to_json
 
-from flowkit.activities.json_schemas import ContractSchema
+from flowkit.activities.core_schemas import (
+    contains_models,
+    find_lost,
+    has_any,
+    is_lossless,
+    may_be_infinite,
+    may_merge_keys,
+    needs_round_trip,
+    reads_objects,
+)
+from flowkit.activities.json_schemas import ContractSchema, RoundTripSchema
+from flowkit.activities.lost_values import Difference, LostValue, find_change, find_non_finite
 from flowkit.errors import ConfigError
+from flowkit.masks import HIDDEN, hide_named, hides_value
+from flowkit.models.metas import VALUE, Meta, make_meta
 from flowkit.text import printable, printed, truncate
-from flowkit.validation.json_keys import EqualKeys, to_json_types
+from flowkit.validation.json_keys import TOO_DEEP, EqualKeys, is_too_deep, to_json_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-VALUE = "value"
-"""The key under which a `meta`, which is an object, holds a result that is none."""
 
 SHOWN_PROBLEMS = 3
 """How many problems an error lists."""
 _MOST_PROBLEMS = 10_000
 """Beyond this number, an error only counts the problems: pydantic lists all of them or none, which takes memory."""
 _VALUE_CHARS = 80
-_HIDDEN = "(hidden)"
 _OBJECTS = frozenset({"object"})
+
+_NO_NUMBER = "return None in its place, or set ser_json_inf_nan='strings' in the model_config of its model"
+_NO_FIELD = "name the class that has it as the type, in place of the one that it inherits"
+_NO_VALUE = "let the validators and serializers of its type keep it"
+_NO_KIND = (
+    "name one type in place of several, or tell the members of a union apart by a field, such as "
+    "kind: Literal['dog']"
+)
 
 
 class _Shape(StrEnum):
@@ -70,17 +88,14 @@ class JsonType:
         if self.is_any:
             return None
         try:
-            return self.adapter.json_schema(mode=mode, schema_generator=ContractSchema)
+            generator = RoundTripSchema if self._round_trips else ContractSchema
+            return self.adapter.json_schema(mode=mode, schema_generator=generator)
         except (PydanticInvalidForJsonSchema, PydanticUserError):
             return None
 
     @cached_property
     def _input_shape(self) -> _Shape:
         return _shape_of(self.schema("validation"))
-
-    @cached_property
-    def _output_shape(self) -> _Shape:
-        return _shape_of(self.schema("serialization"))
 
     @cached_property
     def is_list(self) -> bool:
@@ -99,7 +114,7 @@ class JsonType:
     def _reads_objects(self) -> bool:
         """Whether objects in JSON types give the same value as their JSON text, which takes longer to read."""
         try:
-            return _reads_objects(self.adapter.core_schema)
+            return reads_objects(self.adapter.core_schema)
         except PydanticUserError:
             return False
 
@@ -108,40 +123,110 @@ class JsonType:
         return self.from_json(self._unwrap(meta))
 
     def _unwrap(self, meta: Any) -> Any:
-        if type(meta) is not dict or len(meta) != 1 or VALUE not in meta:
+        """Return the JSON of the value that a `meta` holds, as its writer says, or else as the type suggests.
+
+        A type that has only objects, or none, reads either form.
+        """
+        if not isinstance(meta, dict) or meta.keys() != {VALUE}:
             return meta
-        return meta if self._input_shape in (_Shape.OBJECT, _Shape.ANY) else meta[VALUE]
+        shape = self._input_shape
+        if shape in (_Shape.MIXED, _Shape.ANY) and isinstance(meta, Meta):
+            unwraps = meta.wrapped
+        else:
+            unwraps = shape in (_Shape.OTHER, _Shape.MIXED)
+        return meta[VALUE] if unwraps else dict(meta)
 
     def to_meta(self, value: Any) -> dict[str, Any]:
         """Return the `meta` for a value: its JSON, in an object `{"value": …}` if it is none.
 
-        Raise ValueError if the value is none of the type, or has no JSON.
+        Raise ValueError if the value is none of the type, or has no JSON, and LostValue if a reader would get another
+        value from its JSON.
         """
-        if self.is_any:
-            stored = to_json_types(value)
-        else:
-            checked = (
-                value
-                if self._is_model and isinstance(value, self.kind)
-                else self.adapter.validate_python(value)
-            )
-            stored = self._dump(checked)
-        if not isinstance(stored, dict):
-            return {VALUE: stored}
-        is_ambiguous = len(stored) == 1 and VALUE in stored and self._output_shape is _Shape.MIXED
-        return {VALUE: stored} if is_ambiguous else stored
+        return make_meta(self._to_json(value, reveals=False))
 
     def to_input(self, value: Any) -> dict[str, Any]:
         """Return the `meta` for a value that FlowKit is given, with its secrets, which `to_meta` masks.
 
         Raise ValueError as `to_meta` does.
         """
-        stored = self.to_meta(value)
-        if not self.holds_secrets:
+        return make_meta(self._to_json(value, reveals=self.holds_secrets))
+
+    def _to_json(self, value: Any, *, reveals: bool) -> Any:
+        if self.is_any:
+            stored = to_json_types(value)
+            if (found := _non_finite(stored)) is not None:
+                raise LostValue(found)
             return stored
-        plain = self.adapter.dump_python(value, by_alias=True)
-        revealed = _reveal(stored if isinstance(plain, Mapping) else stored.get(VALUE), plain)
-        return revealed if isinstance(revealed, dict) else {VALUE: revealed}
+        is_own = self._is_model and isinstance(value, self.kind)
+        checked = value if is_own else self.adapter.validate_python(value)
+        stored = self._dump(checked)
+        if reveals:
+            stored = _reveal(stored, self.adapter.dump_python(checked, by_alias=True))
+        if self._may_be_infinite and (found := _non_finite(stored)) is not None:
+            stored = self._dump_non_finite(checked, found)
+        if not self._is_kept(checked, stored):
+            self._check(checked, stored)
+        return stored
+
+    def _is_kept(self, value: Any, stored: Any) -> bool:
+        """Return whether the type proves that its JSON keeps a value. What it cannot prove is to be compared."""
+        if not self._is_lossless or self.holds_secrets:
+            return False
+        if not self._contains_models and not (self._is_model and type(value) is not self.kind):
+            return True
+        whole = self.adapter.dump_python(
+            value, mode="json", by_alias=True, warnings="none", serialize_as_any=True
+        )
+        return bool(whole == stored)
+
+    def _dump_non_finite(self, value: Any, found: Difference) -> Any:
+        """Return the JSON of a value with the number `found`, which JSON lacks, if its type writes another form."""
+        text = self.adapter.dump_json(value, by_alias=True, round_trip=self._round_trips, warnings="none")
+        stored = from_json(text)
+        try:
+            self._check(value, stored)
+        except LostValue:
+            raise LostValue(found) from None
+        if find_non_finite(stored) is not None:
+            raise LostValue(found)
+        return stored
+
+    def _check(self, value: Any, stored: Any) -> None:
+        """Raise LostValue if a reader gets another value from the JSON of one."""
+        try:
+            read = self.from_json(stored)
+        except ValidationError as error:
+            raise LostValue from error
+        change = find_change(
+            value, read, is_open=self._is_open, has_same_json=lambda: bool(self._dump(read) == stored)
+        )
+        if change is not None:
+            raise LostValue(change)
+
+    @cached_property
+    def _is_lossless(self) -> bool:
+        return is_lossless(self.adapter.core_schema)
+
+    @cached_property
+    def _contains_models(self) -> bool:
+        return contains_models(self.adapter.core_schema)
+
+    @cached_property
+    def _may_be_infinite(self) -> bool:
+        return may_be_infinite(self.adapter.core_schema)
+
+    @cached_property
+    def _is_open(self) -> bool:
+        return has_any(self.adapter.core_schema)
+
+    @cached_property
+    def _round_trips(self) -> bool:
+        """Whether the JSON of a value has only what the type reads, and so no computed fields."""
+        return needs_round_trip(self.adapter.core_schema)
+
+    def lost_problem(self, what: str) -> str | None:
+        """Return why JSON would lose a field of each value of the type, which the error calls `what`, or None."""
+        return lost_problem(what, self.adapter)
 
     @cached_property
     def holds_secrets(self) -> bool:
@@ -155,11 +240,14 @@ class JsonType:
         """
         if self._may_merge_keys:
             to_json_types(value)
+        trip = self._round_trips
         try:
-            return self.adapter.dump_python(value, mode="json", by_alias=True, warnings="error")
+            return self.adapter.dump_python(
+                value, mode="json", by_alias=True, round_trip=trip, warnings="error"
+            )
         except PydanticSerializationError:
             self.adapter.validate_json(
-                self.adapter.dump_json(value, by_alias=True, warnings="none", fallback=str)
+                self.adapter.dump_json(value, by_alias=True, round_trip=trip, warnings="none", fallback=str)
             )
             raise
 
@@ -167,7 +255,7 @@ class JsonType:
     def _may_merge_keys(self) -> bool:
         """Whether a value may have a dict with keys that are no text."""
         try:
-            return _may_merge_keys(self.adapter.core_schema)
+            return may_merge_keys(self.adapter.core_schema)
         except PydanticUserError:
             return True
 
@@ -176,15 +264,18 @@ class JsonType:
 
         Raise ValidationError if it cannot be read.
         """
+        trip = self._round_trips
         try:
             return self.adapter.validate_json(
-                self.adapter.dump_json(value, by_alias=True, exclude_unset=True)
+                self.adapter.dump_json(value, by_alias=True, round_trip=trip, exclude_unset=True)
             )
         except ValidationError:
-            return self.adapter.validate_json(self.adapter.dump_json(value, by_alias=True))
+            return self.adapter.validate_json(self.adapter.dump_json(value, by_alias=True, round_trip=trip))
 
     def problems(self, error: ValueError, hide: Callable[[str], str]) -> str:
         """Return what is wrong, for people: the first problems with field, value and what is expected."""
+        if isinstance(error, LostValue):
+            return self._lost(error, hide)
         if not isinstance(error, ValidationError):
             return hide(_problem_of_json(error))
         if error.error_count() > _MOST_PROBLEMS:
@@ -196,6 +287,24 @@ class JsonType:
             shown.append(f"and {more} more problem{'' if more == 1 else 's'}")
         return "; ".join(shown)
 
+    def _lost(self, error: LostValue, hide: Callable[[str], str]) -> str:
+        """Return what JSON would lose, and how to keep it."""
+        change = error.change
+        if change is None:
+            why = self.problems(error.__cause__, hide) if isinstance(error.__cause__, ValueError) else ""
+            return f"it cannot be read from its own JSON: {why}; let its serializers write what its validators read"
+        place = hide(_place(change.place))
+        given, read = change.given, change.read
+        shown = [HIDDEN if self._secrets is None else shown_value(each, hide) for each in (given, read)]
+        if isinstance(given, float) and not math.isfinite(given):
+            return f"{place} is {shown_value(given, str)}, which JSON does not have; {_NO_NUMBER}"
+        if change.is_missing:
+            return f"{place} is {shown[0]}, and would be missing; {_NO_FIELD}"
+        if isinstance(given, type(read)):
+            return f"{place} is {shown[0]}, and would be read as {shown[1]}; {_NO_VALUE}"
+        kinds = (type_name(type(each)) for each in (given, read))
+        return "{} is of the type {}, and would be read as {}; {}".format(place, *kinds, _NO_KIND)
+
     def _problem(self, found: Any, hide: Callable[[str], str]) -> str:
         place = _place(found["loc"])
         match found["type"]:
@@ -205,18 +314,41 @@ class JsonType:
                 return f"{place} is not a field of it"
         wanted = re.sub(r"^Input should be ", "expected ", str(found["msg"]))
         wanted = re.sub(r"^(Value error|Assertion failed), ", "", wanted)
-        hidden = self._secrets is None or _is_secret(self._secrets, found["loc"], found["input"])
-        value = _HIDDEN if hidden else shown_value(found["input"], hide)
+        hidden = self._secrets is None or hides_value(self._secrets, found["loc"], found["input"])
+        value = HIDDEN if hidden else shown_value(found["input"], hide)
         return hide(f"{place} is ") + value + ", " + hide(printable(truncate(wanted, 200)))
 
     @cached_property
     def _secrets(self) -> dict[str, Any] | None:
-        """The JSON Schema if it says which fields are secret; `{}` if none is; None if all values must be hidden."""
+        """The JSON Schema, which says which fields are secret; None if all values must be hidden."""
         schema = self.schema("validation")
         config = getattr(self.kind, "model_config", None) or {}
         if config.get("hide_input_in_errors") or schema is None:
             return None
-        return schema if '"format": "password"' in json.dumps(schema, default=str) else {}
+        return schema
+
+
+def lost_problem(what: str, adapter: TypeAdapter[Any]) -> str | None:
+    """Return why JSON would lose a field of each value of a type, which the error calls `what`, or None."""
+    try:
+        lost = find_lost(adapter.core_schema)
+    except PydanticUserError:
+        return None
+    if lost is None:
+        return None
+    return (
+        f"{what} has the field {lost!r}, which its own JSON does not have under a name that it reads; use 'alias' for "
+        "another name, and no 'exclude'"
+    )
+
+
+def _non_finite(stored: Any) -> Difference | None:
+    """Return the first number in a value of JSON types that JSON does not have. Searches only if there is one."""
+    try:
+        text = to_json(stored, inf_nan_mode="constants")
+    except ValueError:  # half of a surrogate pair, which the caller finds
+        return find_non_finite(stored)
+    return find_non_finite(stored) if b"NaN" in text or b"Infinity" in text else None
 
 
 def _has_mask(schema: Any) -> bool:
@@ -253,67 +385,11 @@ def _problem_of_json(error: ValueError) -> str:
         return printable(truncate(f"the serializer {failed['name']} raised {failed['error']}", 200))
     if isinstance(error, UnicodeDecodeError) or "invalid utf-8" in text:
         return "it has bytes that are not UTF-8; set ser_json_bytes and val_json_bytes to 'base64' in its model_config"
+    if is_too_deep(error):
+        return TOO_DEEP
     if "surrogates not allowed" in text:
         return "it has a text with half of a surrogate pair, which is not valid UTF-8"
     return "a field has a value of another type than it names"
-
-
-_SAME_IN_JSON = frozenset(
-    {
-        *(
-            "any",
-            "bool",
-            "date",
-            "datetime",
-            "decimal",
-            "enum",
-            "float",
-            "int",
-            "literal",
-            "none",
-            "str",
-            "time",
-            "uuid",
-        ),
-        *("default", "definition-ref", "definitions", "dict", "frozenset", "list", "nullable", "set"),
-        *("dataclass", "dataclass-args", "dataclass-field", "model", "model-field", "model-fields"),
-        *("typed-dict", "typed-dict-field"),
-    }
-)
-"""The kinds of pydantic's schemas that accept the same JSON values as objects and as text, unless they are strict."""
-
-
-def _reads_objects(schema: Any) -> bool:
-    """Return whether a schema of pydantic, and all that it contains, give the same for objects and for JSON text."""
-    if isinstance(schema, (list, tuple)):
-        return all(map(_reads_objects, schema))
-    if not isinstance(schema, dict):
-        return True
-    kind = schema.get("type")
-    if schema.get("strict") or (isinstance(kind, str) and kind not in _SAME_IN_JSON):
-        return False
-    fields = schema.get("fields", ())  # of a dataclass, a list
-    if not all(map(_reads_objects, fields.values() if isinstance(fields, dict) else fields)):
-        return False
-    return all(_reads_objects(each) for name, each in schema.items() if name not in _NOT_SCHEMAS)
-
-
-_NOT_SCHEMAS = frozenset({"metadata", "serialization", "expected", "members", "default", "fields", "ref"})
-"""The members of a schema that say nothing of how values are read."""
-
-
-def _may_merge_keys(schema: Any) -> bool:
-    """Return whether a schema of pydantic contains one of dicts whose keys may be no text, or of any value."""
-    if isinstance(schema, (list, tuple)):
-        return any(map(_may_merge_keys, schema))
-    if not isinstance(schema, dict):
-        return False
-    kind = schema.get("type")
-    if kind == "any" or (kind == "dict" and (schema.get("keys_schema") or {}).get("type") != "str"):
-        return True
-    return any(
-        _may_merge_keys(each) for name, each in schema.items() if name not in ("metadata", "serialization")
-    )
 
 
 def type_name(kind: Any) -> str:
@@ -377,7 +453,7 @@ def _place(loc: Sequence[Any]) -> str:
 def shown_value(value: Any, hide: Callable[[str], str]) -> str:
     """Return a value as JSON with its type, cut. Hidden values are replaced before the cut, which could split them."""
     try:
-        text = json.dumps(value, ensure_ascii=False, default=str)
+        text = json.dumps(hide_named("", value), ensure_ascii=False, default=str)
     except (ValueError, RecursionError):
         text = printed(value)
     return f"{printable(truncate(hide(text), _VALUE_CHARS))} ({_json_kind(value)})"
@@ -398,47 +474,3 @@ def _json_kind(value: Any) -> str:
         case dict():
             return "object"
     return type(value).__name__
-
-
-def _is_secret(schema: Mapping[str, Any], loc: Sequence[Any], value: Any) -> bool:
-    """Return whether an error must not show a value: it is a secret of the schema, or may contain one."""
-    if not schema:
-        return False
-    if isinstance(value, (dict, list, tuple)):
-        return True
-    definitions = schema.get("$defs") or {}
-    found = [*expanded(schema, definitions)]
-    for part in loc:
-        below = [*_below(found, part)]
-        if below:
-            found = [every for each in below for every in expanded(each, definitions)]
-    return any(_holds_secret(each, definitions, set()) for each in found)
-
-
-def _holds_secret(schema: Any, definitions: Mapping[str, Any], seen: set[str]) -> bool:
-    """Return whether a schema is that of a secret, or has one below it."""
-    if isinstance(schema, list):
-        return any(_holds_secret(each, definitions, seen) for each in schema)
-    if not isinstance(schema, dict):
-        return False
-    if "$ref" in schema:
-        name = str(schema["$ref"]).rpartition("/")[2]
-        if name in seen:
-            return False
-        seen.add(name)
-        return _holds_secret(definitions.get(name), definitions, seen)
-    if schema.get("format") == "password" or schema.get("writeOnly") is True:
-        return True
-    return any(_holds_secret(each, definitions, seen) for key, each in schema.items() if key != "$defs")
-
-
-def _below(schemas: Sequence[Mapping[str, Any]], part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the schemas of a field or of an item; none if `part` is the name of a member of a union."""
-    for each in schemas:
-        if isinstance(part, int):
-            fixed = each.get("prefixItems") or []
-            below = fixed[part] if part < len(fixed) else each.get("items")
-        else:
-            below = (each.get("properties") or {}).get(part, each.get("additionalProperties"))
-        if isinstance(below, dict):
-            yield below

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from flowkit.activities.results import Batch
 from flowkit.activities.typed import read_params
 from flowkit.adapters.outages import clock_stopped
+from flowkit.core import loop_portal
 from flowkit.core.handler_lines import HandlerLogger, LineWish, collecting, pass_on
+from flowkit.core.loop_portal import outcome_of_call, wait_for_calls
 from flowkit.core.user_code import (
     UserCodeError,
     contained,
@@ -30,10 +32,11 @@ from flowkit.core.user_code import (
     process_id,
 )
 from flowkit.errors import FlowKitError
-from flowkit.graph.expressions import hide
+from flowkit.masks import Mask
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
+    from concurrent.futures import Future
     from datetime import datetime
 
     from flowkit.activities.context import RunContext
@@ -78,8 +81,8 @@ class ProcessContext:
     """Scratch space of this run; its values must be picklable."""
     batch: Batch = field(default_factory=Batch)
     """The batch that is being processed, with its uid."""
-    hidden: dict[str, Any] = field(default_factory=dict)
-    """The values of expressions in the input, which errors hide."""
+    mask: Mask = field(default_factory=Mask)
+    """Hides secrets in errors."""
     lines: LineWish | None = None
     """Which lines the worker wants; None for none."""
 
@@ -101,8 +104,8 @@ class ProcessContext:
         return read()
 
     def without_values(self, text: str) -> str:
-        """Return a text for people without the values of expressions in the input of the node."""
-        return hide(text, self.hidden) if self.hidden else text
+        """Return a text for people without secrets of the input and the params."""
+        return self.mask.text(text)
 
     def cancelled(self) -> bool:
         """Return whether the run is cancelled."""
@@ -119,7 +122,9 @@ class ProcessPool:
 
     def __init__(self, handlers: Mapping[str, RoleHandler], *, processes: int | None) -> None:
         count = processes or os.cpu_count() or 1
-        self._all = [_Process(dict(handlers)) for _ in range(count)]
+        self._given_up: dict[Future[Any], int] = {}
+        """The ids of the processes that run batches that were given up."""
+        self._all = [_Process(dict(handlers), self._given_up) for _ in range(count)]
         self._idle = [*self._all]
         self._free = asyncio.Semaphore(count)
 
@@ -139,7 +144,7 @@ class ProcessPool:
             failures=ctx.failures,
             kv=ctx.kv,
             batch=ctx.batch,
-            hidden=ctx.hidden,
+            mask=ctx.mask.mask,
             lines=LineWish.current(),
         )
         async with self._idle_process() as process:
@@ -162,10 +167,13 @@ class ProcessPool:
             self._idle.append(process)
             self._free.release()
 
-    def close(self) -> None:
-        """Shut down every process as soon as it is idle."""
+    async def close(self) -> None:
+        """Shut down every process as soon as it is idle. Kill those that do not stop within five seconds."""
         for process in self._all:
             process.end()
+        await wait_for_calls([*self._given_up])
+        for running, pid in [*self._given_up.items()]:
+            _kill_if_running(running, pid)
 
 
 _STATE, _PID, _BEGUN = 0, 1, 2
@@ -178,8 +186,9 @@ _RUNS, _CANCELLED, _GIVEN_UP = 0, 1, 2
 class _Process:
     """One process of the pool. If it has exited, the next batch starts a new one."""
 
-    def __init__(self, handlers: Mapping[str, RoleHandler]) -> None:
+    def __init__(self, handlers: Mapping[str, RoleHandler], given_up: dict[Future[Any], int]) -> None:
         self._handlers = handlers
+        self._given_up = given_up
         self._shared: Any = None
         self._executor: ProcessPoolExecutor | None = None
 
@@ -197,13 +206,13 @@ class _Process:
         raise ProcessDied(f"the process that ran batch {batch.batch_uid!r} has exited")
 
     async def _run(self, role: str, batch: Batch, view: ProcessContext) -> tuple[Any, dict[str, Any]]:
-        """Run a batch, and kill the process if this call is cancelled."""
+        """Run a batch. If this call is cancelled, wait for the end of the batch. A second cancel gives it up."""
         running = self._started().submit(_process, role, batch, view)
         try:
-            pickled = await asyncio.wrap_future(running)
+            pickled = await outcome_of_call(running)
         except asyncio.CancelledError:
             if not running.done():
-                self._kill()
+                self._give_up(running)
             raise
         with contained:
             outcome: _Outcome = pickle.loads(pickled)
@@ -224,12 +233,12 @@ class _Process:
         self._shared[_STATE], self._shared[_BEGUN] = _RUNS, 0
         return self._executor
 
-    def _kill(self) -> None:
-        """Kill the process after its batch was abandoned, so that it does not block the next batch."""
+    def _give_up(self, running: Future[bytes]) -> None:
+        """Let another process run the next batch, and kill this one if it does not stop soon."""
         self._shared[_STATE] = _GIVEN_UP
-        if pid := self._shared[_PID]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        self._given_up[running] = pid = self._shared[_PID]
+        running.add_done_callback(lambda _: self._given_up.pop(running, None))
+        asyncio.get_running_loop().call_later(loop_portal.IGNORED_SEC, _kill_if_running, running, pid)
         self.end()
 
     def end(self) -> None:
@@ -237,6 +246,13 @@ class _Process:
         executor, self._executor = self._executor, None
         if executor is not None:
             threading.Thread(target=_dispose, args=(executor,), name="flowkit-pool-end").start()
+
+
+def _kill_if_running(running: Future[Any], pid: int) -> None:
+    """Kill the process of a batch that has not ended. One that has not started yet does not begin the batch."""
+    if pid and not running.done():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _dispose(executor: ProcessPoolExecutor) -> None:
@@ -253,14 +269,15 @@ def _begin(handlers: Mapping[str, RoleHandler], shared: Any) -> None:
     global _handlers, _shared
     _handlers, _shared = handlers, shared
     shared[_PID] = os.getpid()
-    signal.signal(signal.SIGINT, _ignore)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _ignore)
     threading.Thread(target=_end_with_the_worker, name="flowkit-parent", daemon=True).start()
 
 
 def _ignore(number: int, frame: object) -> None:
-    """Do nothing on Ctrl-C, which a terminal sends to this process, too.
+    """Do nothing on a signal that a terminal or an init system sends to all processes of a group.
 
-    Its worker decides what happens to the batch.
+    The worker decides what happens to the batch.
     """
 
 

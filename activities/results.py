@@ -5,7 +5,7 @@ Public modules re-export them.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, Field
 
@@ -33,6 +33,10 @@ class BatchResult(BaseModel):
     permanent: bool = False
     """Whether a retry of the failure would not help."""
     error: str | None = None
+
+    if TYPE_CHECKING:
+        # As for any model that can change. `@role` tells it from results that FlowKit stores by this (`Stored`).
+        __hash__: ClassVar[None]
 
 
 class FinalizeResult(BaseModel):

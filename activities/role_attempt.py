@@ -29,7 +29,7 @@ from flowkit.adapters.metrics import UNSTORABLE
 from flowkit.adapters.outages import clock_stopped, retry_while_unavailable
 from flowkit.adapters.shards import FAILED, FINISHED
 from flowkit.adapters.tasks.attempts import TriedBefore
-from flowkit.attempt.failures import describe_raised, failure, from_error, lost, unexpected, without_values
+from flowkit.attempt.failures import describe_raised, failure, from_error, lost, unexpected, without_secrets
 from flowkit.attempt.signals import AttemptSignal, first_batch_of, shard_started
 from flowkit.attempt.storage import AttemptStorage, complete_end, resolve
 from flowkit.attempt.supervision import AttemptFailed, WorkerContext, expect_losses, refuse_local, run_attempt
@@ -38,6 +38,7 @@ from flowkit.core.time import SystemClock
 from flowkit.core.user_code import contained, is_missing_variable, original
 from flowkit.core.utils import stable_hash
 from flowkit.errors import EpochTaken, Fenced, FlowKitError
+from flowkit.masks import AttemptMask
 from flowkit.models import AttemptFailure, AttemptInput, AttemptResult, FailureKind, temporal_names
 
 if TYPE_CHECKING:
@@ -248,8 +249,8 @@ class RoleExecutor:
             run_id=run_id,
             clock=roles.clock,
         )
-        self._values: dict[str, Any] = {}
-        """The values of the expressions in the input, which errors hide."""
+        self._mask = AttemptMask()
+        """Hides secrets in errors."""
         self._batches = 0
         self._uids = None if self._handler.allow_duplicate_uids else DistinctUids(self._handler)
         self._on_batch = on_batch
@@ -285,6 +286,10 @@ class RoleExecutor:
         if self._slot is not None:
             self._slot.cancel()
 
+    def show_end(self, reason: str, grace_sec: float) -> None:
+        """Set the handler's cancel flag. Coroutines are cancelled anyway."""
+        self._ctx.show_end(reason, grace_sec)
+
     async def run(self) -> AttemptResult:
         """Run the whole attempt, from its first write to its last. Return at once if an earlier try has finished it."""
         slots = None if self._may_repeat else self._roles.slots.get(self._attempt.role)
@@ -317,15 +322,15 @@ class RoleExecutor:
 
     async def _run(self) -> AttemptResult:
         role_lease = self._roles.leases.get(self._attempt.role)
-        if role_lease is not None and time.time() >= role_lease.held_until:
+        if role_lease is not None and not role_lease.is_held:
             await role_lease.check()
         try:
             lease = await self._storage.begin()
         except TriedBefore as earlier:
             return await self._finish_earlier_try(earlier)
         self._on_begin()
-        self._attempt, self._values = await resolve(self._tasks, self._attempt)
-        self._ctx.begun(self._storage.take_params(), self._attempt, self._values)
+        self._attempt, self._mask = await resolve(self._tasks, self._attempt)
+        self._ctx.begun(self._storage.take_params(), self._attempt, self._mask)
         with self._log_attempt(lease) as self._log:
             await self._signal_earlier_batches()
             if self._attempt.shard:
@@ -370,7 +375,11 @@ class RoleExecutor:
 
     def _log_attempt(self, lease: dict[str, Any]) -> AbstractContextManager[AttemptLog | None]:
         events = self._roles.events
-        return events.attempt(self._attempt, lease, self._ctx.cancelled) if events else nullcontext()
+        return events.attempt(self._attempt, lease, self._was_requested) if events else nullcontext()
+
+    def _was_requested(self) -> bool:
+        """Return whether the attempt was asked to stop, and does not only end by force."""
+        return self._ctx.cancel_requested
 
     async def _finish_earlier_try(self, earlier: TriedBefore) -> AttemptResult:
         """Return the result of an earlier try. Raise a loss if it did not finish.
@@ -414,14 +423,14 @@ class RoleExecutor:
         try:
             return await hooks()
         except AttemptFailed as error:
-            raise AttemptFailed(without_values(error.failure, self._values)) from error.__cause__
+            raise AttemptFailed(without_secrets(error.failure, self._mask)) from error.__cause__
         except FlowKitError:
             raise
         except asyncio.CancelledError:
             self._refuse_stray_cancel()
             raise
         except Exception as error:
-            raise AttemptFailed(without_values(self._classify(error), self._values)) from error
+            raise AttemptFailed(without_secrets(self._classify(error), self._mask)) from error
         finally:
             await self._ctx.release()
             if self._lost is not None:
@@ -602,7 +611,7 @@ class RoleExecutor:
 
     async def _wait_before_try(self, uid: str, failure: AttemptFailure, tries: int) -> None:
         """Wait before the next try of a failed batch, longer each time. A cancel ends the wait."""
-        shown = without_values(failure, self._values)
+        shown = without_secrets(failure, self._mask)
         text = "batch %s of node %s failed in try %d of %d: %s: %s"
         most = self._attempt.quarantine.attempts if self._attempt.quarantine is not None else tries
         _logger.info(text, uid, self._attempt.node_id, tries, most, shown.code, shown.message)
@@ -613,7 +622,7 @@ class RoleExecutor:
 
     async def _set_aside(self, uid: str, failure: AttemptFailure, tries: int) -> None:
         """Store why a batch failed, and continue without it. Raise AttemptFailed if the node has set too many aside."""
-        shown = without_values(failure, self._values)
+        shown = without_secrets(failure, self._mask)
         quarantined = {"error": shown.message, "tries": tries}
         await self._storage.store_failed_batch(uid, shown.code, self._fence_of(uid), quarantined=quarantined)
         if self._log is not None:
@@ -637,7 +646,8 @@ class RoleExecutor:
         else:
             return
         if failed > most:
-            text = f"the node has set {failed:,} batches aside, and on_batch_failure.max is {limit}"
+            causes = await self._storage.why_set_aside()
+            text = f"the node has set {failed:,} batches aside, and on_batch_failure.max is {limit}: {causes}"
             raise AttemptFailed(failure(reason_codes.TOO_MANY_FAILED_BATCHES, text, permanent=True))
 
     async def _call_handler(self, batch: Batch) -> Any:
@@ -647,7 +657,7 @@ class RoleExecutor:
         return await processes.process(self._attempt.role, batch, self._ctx)
 
     async def _store_failed_batch(self, uid: str, failure: AttemptFailure) -> AttemptFailed:
-        failure = without_values(failure, self._values)
+        failure = without_secrets(failure, self._mask)
         await self._storage.store_failed_batch(uid, failure.code, self._fence_of(uid))
         if self._log is not None:
             self._log.batch_failed(uid, failure)
@@ -731,7 +741,7 @@ def _check_final(given: Any, handler: RoleHandler) -> FinalizeResult:
     is_typed = handler._flowkit_types is not None
     metrics = final_metrics(given) if is_typed else None
     if metrics is not None:
-        return FinalizeResult(metrics=metrics)
+        return FinalizeResult(metrics=metrics).model_copy(update={"metrics": metrics})
     records = "a model, a dataclass, a dict, " if is_typed else ""
     raise TypeError(
         f"finalize must return {records}FinalizeResult(metrics={{...}}) or None, not {type(given).__name__}"

@@ -30,6 +30,7 @@ from flowkit.errors import (
 )
 from flowkit.graph.changes import change_graph, change_problems
 from flowkit.graph.conditions import condition_problems, has_conditions
+from flowkit.graph.params import complete_params
 from flowkit.graph.scheduled import evaluate_params
 from flowkit.graph.submission import external_problem, is_large, validate_input
 from flowkit.graph.validation import normalized, parse_graph, raise_if, too_many_nodes, unknown_function
@@ -225,7 +226,7 @@ class TaskActivities:
     async def _open(self, opening: OpenTask, namespace_id: str) -> Opened:
         if opening.stored is not None:
             opening = await self._stored.load_graph(opening, opening.stored)
-        given, opening = opening.params, await _evaluate_params(opening)
+        given, opening = opening.params, await _own_params(opening)
         try:
             return await self._open_valid(opening, given, namespace_id)
         except GraphError as error:
@@ -358,14 +359,17 @@ def _format_rejection(error: GraphError) -> str:
     return cut(f"{refused.type}: {refused.message}")
 
 
-async def _evaluate_params(opening: OpenTask) -> OpenTask:
-    """Return the opening of a task of a schedule with the values of the expressions in its params.
+async def _own_params(opening: OpenTask) -> OpenTask:
+    """Return the opening of a task with its own params: the values of a schedule's expressions, and default values.
 
-    Raise GraphError if one cannot be evaluated.
+    A client of FlowKit has added the default values. Raise GraphError if an expression cannot be evaluated.
     """
-    if opening.scheduled_at is None or opening.rerun is not None:
+    if opening.rerun is not None:
         return opening
-    params = await asyncio.to_thread(evaluate_params, opening.params, opening.scheduled_at)
+    params = opening.params
+    if opening.scheduled_at is not None:
+        params = await asyncio.to_thread(evaluate_params, params, opening.scheduled_at)
+    params = await asyncio.to_thread(complete_params, opening.graph, params)
     return opening if params is opening.params else replace(opening, params=params)
 
 

@@ -10,7 +10,15 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +31,7 @@ from flowkit import reason_codes
 from flowkit.activities.hook_calls import (
     RESERVED,
     Hook,
+    is_protocol,
     known_type,
     merge_schemas,
     read_hook,
@@ -30,13 +39,14 @@ from flowkit.activities.hook_calls import (
     without,
 )
 from flowkit.activities.json_types import SHOWN_PROBLEMS, JsonType, expanded, shown_value, type_name
+from flowkit.activities.lost_values import LostValue
 from flowkit.activities.results import Batch, BatchFailure, BatchResult
 from flowkit.activities.uid_rule import UidRule
 from flowkit.errors import ConfigError
 from flowkit.text import printed
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
 T = TypeVar("T")
 
@@ -190,8 +200,10 @@ class TypedHandler:
     def _mismatch(self, place: str, given: Any, error: ValueError, ctx: HookContext) -> BatchFailure:
         problems = self.output.problems(error, ctx.without_values)
         forgot = "; does the function return its result?" if given is None else ""
+        is_lost = isinstance(error, LostValue)
+        wrong = "would reach the next node changed" if is_lost else f"is not a valid {self.output.name}"
         return BatchFailure(
-            f"the result of {self.hook.owner} for {place} is not a valid {self.output.name}: {problems}{forgot}",
+            f"the result of {self.hook.owner} for {place} {wrong}: {problems}{forgot}",
             reason_code=reason_codes.SCHEMA_MISMATCH,
         )
 
@@ -262,7 +274,7 @@ class TypedHandler:
             meta = self.output.to_meta(item)
         except ValueError as error:
             raise self._mismatch("an item", item, error, ctx) from None
-        return Batch(batch_uid=uids.uid_of(item, ctx.without_values), payload=meta)
+        return Batch.model_construct(batch_uid=uids.uid_of(item, ctx.without_values), payload=meta)
 
     # -- parameters
 
@@ -344,8 +356,10 @@ def final_metrics(given: Any) -> dict[str, Any] | None:
     is_record = isinstance(given, (BaseModel, Mapping)) or hasattr(type(given), "__dataclass_fields__")
     if not is_record or isinstance(given, (Batch, BatchResult)):
         return None
+    if isinstance(given, Mapping):
+        return dict(given)
     kind: Any = type(given)
-    return dict(given) if isinstance(given, Mapping) else _json_type(kind, "finalize").to_meta(given)
+    return _json_type(kind, "finalize").to_meta(given)
 
 
 @functools.lru_cache
@@ -391,7 +405,10 @@ def define(
     if hook == "produce" and key is None and not (cls.role or is_complete):
         return None
     known = vars(sys.modules.get(cls.__module__, typing))
-    kinds = [known_type(resolve(each, known, names), cls.__name__, cls.__name__) for each in arguments]
+    kinds = [
+        known_type(resolve(each, known, names), what, cls.__name__)
+        for each, what in zip(arguments, ("its items", "its results"), strict=True)
+    ]
     kinds[1] = without(BatchResult, kinds[1])
     types = _make_typed(cls, kinds, hook, names)
     if hook == "produce":
@@ -505,10 +522,14 @@ def _make_typed(cls: Any, kinds: Sequence[Any], name: str | None, names: Mapping
             f"{owner}: {output.name}, the type of the results, has a secret such as SecretStr, of which the next node "
             "would get only asterisks: pass a reference to it, or store its text with a field_serializer"
         )
+    given = JsonType(Any if kinds[0] is NO_ITEM else kinds[0], owner)
+    for each, use in ((given, "items"), (output, "results")):
+        if problem := each.lost_problem(f"{each.name}, the type of the {use},"):
+            raise ConfigError(f"{owner}: {problem}")
     hook = Hook(owner=owner) if name is None else _read_method(cls, name, kinds, names)
     return TypedHandler(
         name=owner,
-        input=JsonType(Any if kinds[0] is NO_ITEM else kinds[0], owner),
+        input=given,
         output=output,
         hook=hook,
         uids=None,
@@ -543,11 +564,11 @@ NO_ITEM = typing.Never
 def _check_kinds(hook: Hook, kinds: Sequence[Any]) -> None:
     """Raise ConfigError if the annotations of a hook contradict `In` and `Out`, as far as classes can be compared."""
     given, wanted = hook.item_kind, kinds[0]
-    if _contradicts(wanted, given):
+    if contradicts(wanted, given):
         raise ConfigError(
             f"{hook.owner} takes {type_name(given)}, but the class names {type_name(wanted)} as the type of its items"
         )
-    if not hook.is_generator and _contradicts(hook.returns, kinds[1]) and hook.returns is not BatchResult:
+    if not hook.is_generator and contradicts(hook.returns, kinds[1]) and hook.returns is not BatchResult:
         raise ConfigError(
             f"{hook.owner} returns {type_name(hook.returns)}, but the class names {type_name(kinds[1])} as the type "
             "of its results"
@@ -558,19 +579,21 @@ _OPEN = (Any, inspect.Parameter.empty)
 """Annotations that say nothing. `Any` is a class."""
 
 
-def _contradicts(given: Any, wanted: Any) -> bool:
-    """Return whether a value of the class `given` is certainly none of the class `wanted`."""
+def contradicts(given: Any, wanted: Any) -> bool:
+    """Return whether a value of the type `given` is certainly none of the type `wanted`: of two classes, or lists."""
+    if (origin := typing.get_origin(given)) is not None and origin is typing.get_origin(wanted):
+        parts = zip(typing.get_args(given), typing.get_args(wanted), strict=False)
+        is_sequence = isinstance(origin, type) and issubclass(origin, Sequence)
+        return is_sequence and any(contradicts(*each) for each in parts)
     if not all(isinstance(each, type) and typing.get_origin(each) is None for each in (given, wanted)):
         return False
     if any(each in _OPEN or typing_extensions.is_typeddict(each) for each in (given, wanted)):
         return False
+    if is_protocol(given) or is_protocol(wanted):
+        return False
     if given in (int, bool) and wanted in (int, float):
         return False
-    return (
-        not issubclass(given, wanted)
-        and not getattr(wanted, "_is_protocol", False)
-        and not issubclass(given, (AsyncIterator, Iterator))
-    )
+    return not issubclass(given, wanted) and not issubclass(given, (AsyncIterator, Iterator))
 
 
 def _add_hooks(cls: Any, typed: TypedHandler) -> None:
@@ -659,6 +682,6 @@ async def _batches(
 
 def _keep() -> Any:
     async def process_batch(self: Any, batch: Batch, ctx: HookContext) -> BatchResult:
-        return BatchResult(success=True, metrics=batch.payload)
+        return BatchResult.model_construct(success=True, metrics=batch.payload)
 
     return process_batch

@@ -36,6 +36,7 @@ from flowkit.adapters.metrics import EMPTY_BYTES, storable
 from flowkit.adapters.mongo import (
     CURSOR_DOCUMENTS,
     Database,
+    aggregated,
     duplicate_indexes,
     durable,
     ensure_index,
@@ -47,7 +48,9 @@ from flowkit.adapters.notifier import ArtifactNotifier
 from flowkit.core.instruments import BATCHES, STORED_BYTES
 from flowkit.errors import Fenced
 from flowkit.models import NodeStatus
+from flowkit.models.metas import WRAPPED, read_meta, row_fields
 from flowkit.protocol.messages import FINAL_UID
+from flowkit.text import describe_causes
 from flowkit.validation.values import batch_uid_problem
 
 if TYPE_CHECKING:
@@ -58,7 +61,7 @@ if TYPE_CHECKING:
 
 _NODE_BATCH = [("task_id", ASCENDING), ("node_id", ASCENDING), ("batch_uid", ASCENDING)]
 
-_REPLACED_FIELDS = ("artifacts_ref", "error", "quarantined")
+_REPLACED_FIELDS = ("artifacts_ref", "error", "quarantined", WRAPPED)
 """Optional fields of an artifact that a new write of the same batch removes unless it sets them."""
 
 _LARGE_BYTES = 256 * 1024
@@ -69,6 +72,12 @@ SET_ASIDE: dict[str, Any] = {"status": "failed", "quarantined": {"$exists": True
 
 _SKIPPED: dict[str, Any] = {"quarantined.skipped": True}
 _NOT_SKIPPED: dict[str, Any] = {"quarantined.skipped": {"$ne": True}}
+
+_BY_CAUSE: dict[str, Any] = {
+    "_id": {"node_id": "$node_id", "code": "$error"},
+    "count": {"$sum": 1},
+    "at": {"$max": "$updated_at"},
+}
 
 _MARKERS_AT_ONCE = 500
 _GENERATIONS_AT_ONCE = 100
@@ -203,6 +212,44 @@ class _FencedRows:
                 raise Fenced(text) from None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailedBatches:
+    """The batches that a node has set aside in its present generation, without those that are skipped."""
+
+    codes: Mapping[str, int]
+    """Their numbers by reason code."""
+    latest: str
+    """The reason code of the latest one, with its error."""
+
+    @property
+    def count(self) -> int:
+        """The number of all of them."""
+        return sum(self.codes.values())
+
+    @property
+    def causes(self) -> str:
+        """Why they have failed, in words."""
+        return describe_causes(self.codes, self.latest)
+
+
+async def read_set_aside(artifacts: Any, wanted: Mapping[str, Any]) -> dict[str, FailedBatches]:
+    """Return what nodes have set aside of the batches that `wanted` finds, by node id. Nodes without any are absent."""
+    chosen = {**wanted, **SET_ASIDE, **_NOT_SKIPPED}
+    by_node: dict[str, list[dict[str, Any]]] = {}
+    for row in await aggregated(artifacts, [{"$match": chosen}, {"$group": _BY_CAUSE}]):
+        by_node.setdefault(row["_id"]["node_id"], []).append(row)
+    found: dict[str, FailedBatches] = {}
+    for node_id, rows in by_node.items():
+        last = max(rows, key=lambda row: row["at"])
+        code = str(last["_id"].get("code"))
+        own = {**chosen, "node_id": node_id, "error": last["_id"].get("code"), "updated_at": last["at"]}
+        batch = await artifacts.find_one(own, {"quarantined.error": 1}) or {}
+        message = (batch.get("quarantined") or {}).get("error")
+        codes = {str(row["_id"].get("code")): row["count"] for row in rows}
+        found[node_id] = FailedBatches(codes=codes, latest=f"{code}: {message}" if message else code)
+    return found
+
+
 class ArtifactStore:
     """The collections `artifacts`, `metrics_raw` and `stream_progress` of one database."""
 
@@ -245,7 +292,7 @@ class ArtifactStore:
         meta, size = storable(f"metrics of batch {batch_uid!r}", metrics)
         more = _reference(f"artifacts_ref of batch {batch_uid!r}", artifacts_ref)
         await gather_writes(
-            self._store_metrics(attempt, batch_uid, at, {"metrics": meta}, size, fence)
+            self._store_metrics(attempt, batch_uid, at, {"metrics": dict(meta)}, size, fence)
             if meta
             else self._delete_failed_row(attempt, batch_uid, fence),
             self._store_partial(attempt, batch_uid, meta, worker_id, at, size, more, fence),
@@ -327,7 +374,7 @@ class ArtifactStore:
     async def store_final(self, attempt: AttemptInput, metrics: dict[str, Any], at: float) -> None:
         """Store a node's final metrics."""
         meta, size = storable("metrics of finalize", metrics)
-        await self._store_metrics(attempt, FINAL_UID, at, {"metrics": meta, "final": True}, size)
+        await self._store_metrics(attempt, FINAL_UID, at, {"metrics": dict(meta), "final": True}, size)
 
     async def upsert_partial(
         self,
@@ -355,7 +402,7 @@ class ArtifactStore:
         more: dict[str, Any],
         fence: int = 0,
     ) -> None:
-        fields = {"status": "partial", "meta": meta, "size": size, "worker_id": worker_id, **more}
+        fields = {"status": "partial", **row_fields(meta), "size": size, "worker_id": worker_id, **more}
         await self._store_artifact(attempt, batch_uid, fields, at, size, fence)
         self.notifier.notify(attempt.task_id, attempt.node_id, Entry(batch_uid, size))
 
@@ -418,14 +465,16 @@ class ArtifactStore:
         more = _reference("artifacts_ref of the complete marker", artifacts_ref)
         fields = {
             "status": "complete",
-            "meta": stored,
+            **row_fields(stored),
             "confirmed": confirmed,
             "updated_at": moment(at),
             **more,
         }
         key = {"task_id": task_id, "node_id": node_id, "batch_uid": {"$exists": False}}
         first = {"worker_id": worker_id, "created_at": moment(at)}
-        await self._artifact_rows.put(key, epoch, fields, first, size=size, exists=exists)
+        await self._artifact_rows.put(
+            key, epoch, fields, first, size=size, exists=exists, forgotten=(WRAPPED,)
+        )
         self.notifier.notify(task_id, node_id)
 
     @translate_errors
@@ -635,6 +684,12 @@ class ArtifactStore:
         return int(await self._artifacts.count_documents(_set_aside_filter(attempt) | _NOT_SKIPPED))
 
     @translate_errors
+    async def why_quarantined(self, attempt: AttemptInput) -> str:
+        """Return why these batches have failed, in words; empty if there are none."""
+        found = await read_set_aside(self._artifacts, _node_filter(attempt))
+        return found[attempt.node_id].causes if attempt.node_id in found else ""
+
+    @translate_errors
     async def find_set_aside(self, attempt: AttemptInput, batch_uids: Sequence[str]) -> set[str]:
         """Return those of these uids whose batches the node has set aside, up to this attempt, also if they
         are skipped.
@@ -728,14 +783,19 @@ class ArtifactStore:
         grown = {"size": {"$not": {"$gt": max(known)}}} if known else {}
         cursor = self._artifacts.find(
             {"task_id": task_id, "node_id": node_id, **batches, **grown, **generation_filter(first_epoch)},
-            {"_id": 0, "batch_uid": 1, "meta": 1},
+            {"_id": 0, "batch_uid": 1, "meta": 1, WRAPPED: 1},
         )
-        found = {uid_text(partial.get("batch_uid")): partial async for partial in cursor}
+        found = {uid_text(partial.get("batch_uid")): _read_partial(partial) async for partial in cursor}
         return [found[uid] for uid in map(uid_text, (entry.uid for entry in page)) if uid in found]
 
 
 def _node_filter(attempt: AttemptInput) -> dict[str, Any]:
     return {"task_id": attempt.task_id, "node_id": attempt.node_id, **generation_filter(attempt.first_epoch)}
+
+
+def _read_partial(row: dict[str, Any]) -> dict[str, Any]:
+    """Return `batch_uid` and `meta` of a row, as its writer knew it."""
+    return {"batch_uid": row.get("batch_uid"), "meta": read_meta(row)}
 
 
 def _set_aside_filter(attempt: AttemptInput) -> dict[str, Any]:

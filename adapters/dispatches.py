@@ -31,9 +31,13 @@ from flowkit.models import AttemptFailure, AttemptInput, FailureKind
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
+    from flowkit.core.time import LeaseObserver
 
 _logger = logging.getLogger("flowkit.bridge")
 
+
+_STORED_LEASE = 1.2
+"""How many times its duration a stored lease lasts: bridges allow for delays, and do not store each renewal."""
 
 PAST_LEASES = 16
 """Maximum number of earlier leases that a record keeps, to recognize redelivered acceptances."""
@@ -606,20 +610,26 @@ async def last_event_times(db: Database, task_id: str) -> dict[tuple[str, int], 
 
 
 @translate_errors
-async def external_runs(db: Database, task_id: str, node_ids: Sequence[str], at: float) -> dict[str, bool]:
-    """Return whether a worker runs the current attempt at `at`, for those of these nodes that a bridge has dispatched.
+async def external_runs(
+    db: Database, task_id: str, node_ids: Sequence[str], leases: LeaseObserver
+) -> dict[str, bool]:
+    """Return whether a worker runs the current attempt, for those of these nodes that a bridge has dispatched.
 
-    A worker runs it from its acceptance until it has finished or its lease expires.
+    A worker runs it from its acceptance until it has finished, or until its lease has not been renewed in time.
     """
+    read_at = leases.now()
     active = {"task_id": task_id, "node_id": {"$in": list(node_ids)}, "state": {"$in": ACTIVE_STATES}}
-    found = durable(db).dispatches.find(active, {"_id": 0, "node_id": 1, "state": 1, "lease": 1})
-    return {row["node_id"]: _is_run(row, at) async for row in found}
+    found = durable(db).dispatches.find(active, {"node_id": 1, "state": 1, "lease": 1})
+    return {row["node_id"]: _is_run(row, leases, read_at) async for row in found}
 
 
-def _is_run(row: dict[str, Any], at: float) -> bool:
+def _is_run(row: dict[str, Any], leases: LeaseObserver, read_at: float) -> bool:
     lease = row.get("lease") or {}
-    lasts = not lease.get("ended") and float(lease.get("expires_at") or 0.0) >= at
-    return row["state"] == DispatchState.OPEN.value and lasts
+    if row["state"] != DispatchState.OPEN.value or not lease or lease.get("ended"):
+        return False
+    value = (lease.get("lease_id"), lease.get("expires_at"), lease.get("worker_ts_ms"))
+    lasts_sec = float(lease.get("ttl_sec") or 0.0) * _STORED_LEASE
+    return leases.unchanged_sec(row["_id"], value, read_at) < lasts_sec
 
 
 def _heard_at(row: dict[str, Any]) -> float:

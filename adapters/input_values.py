@@ -16,7 +16,7 @@ from flowkit.core.utils import stable_hash
 from flowkit.errors import BadExpression
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from flowkit.models import AttemptInput
 
@@ -43,12 +43,13 @@ class InputValues:
         at: float,
         scheduled: tuple[float, int],
         items: ItemSet | None = None,
+        shown: Sequence[str] | None = None,
     ) -> None:
         """Store the values of a node's expressions, by text, for the task, the node and the generation in `key`.
 
         `scheduled` is when the activity that has evaluated them was scheduled (Unix time), and its try. An earlier
         evaluation, or an earlier try, that ends late changes nothing. `items` is the set of stored items of a node with
-        `map`.
+        `map`. `shown` are the expressions whose values are no secrets; None if this is unknown.
         """
         task_id, node_id, generation = key
         since, attempt = scheduled
@@ -65,6 +66,7 @@ class InputValues:
             "created_at": moment(at),
             **({} if items is None else {"items": asdict(items)}),
             "values": json.dumps(values, ensure_ascii=False, allow_nan=False),
+            "shown": None if shown is None else [*shown],
         }
         own = {"_id": _row_id(*key), "$or": earlier}
         for _ in range(2):
@@ -81,19 +83,18 @@ class InputValues:
         return json.loads(found.get("values", "{}")), items
 
     @translate_errors
-    async def get(self, attempt: AttemptInput) -> dict[str, Any]:
-        """Return the values for an attempt, by the text of the expression.
+    async def get(self, attempt: AttemptInput) -> tuple[dict[str, Any], list[str] | None]:
+        """Return the values for an attempt, by the text of the expression, and the texts of those that errors may show.
 
-        Raise BadExpression if they are not stored.
+        The latter is None if it is unknown which may be shown. Raise BadExpression if they are not stored.
         """
         key = _row_id(attempt.task_id, attempt.node_id, attempt.generation)
-        found = await self._rows.find_one({"_id": key}, {"values": 1})
+        found = await self._rows.find_one({"_id": key}, {"values": 1, "shown": 1})
         if found is None:
             raise BadExpression(
                 f"the values of the expressions of node {attempt.node_id!r} are not in MongoDB; start the task again"
             )
-        values: dict[str, Any] = json.loads(found["values"])
-        return values
+        return json.loads(found["values"]), found.get("shown")
 
     @translate_errors
     async def item_set(self, attempt: AttemptInput) -> ItemSet:

@@ -17,6 +17,7 @@ from flowkit import reason_codes
 from flowkit.adapters.batch_uids import BadBatchUid
 from flowkit.errors import FlowKitError
 from flowkit.limits import BATCH_META_BYTES, METRICS_LEVELS
+from flowkit.models.metas import like
 from flowkit.text import truncate
 from flowkit.validation.json_keys import EqualKeys, to_json_types, with_lists
 from flowkit.validation.storable import REFERENCE, holds_reference, is_reference
@@ -55,6 +56,8 @@ UNSTORABLE = (BadMetrics, BatchTooLarge, BadBatchUid)
 def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
     """Return `given` converted to JSON types, and its BSON size in bytes. Error messages call it `what`.
 
+    A Meta stays one.
+
     Raise BadMetrics, which names the first value that has no JSON form or that MongoDB cannot store, or two keys of one
     object that JSON cannot distinguish. Raise BatchTooLarge if the size exceeds the limit.
     """
@@ -62,7 +65,7 @@ def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
         raise BadMetrics(f"{what} must be an object, not {_type_name(given)}")
     if not given:
         return {}, EMPTY_BYTES
-    given = with_lists(given)
+    marked, given = given, with_lists(given)
     try:
         converted = to_json_types(given, inf_nan_mode="null")
         encoded = bson.encode(converted)
@@ -79,7 +82,7 @@ def storable(what: str, given: Any) -> tuple[dict[str, Any], int]:
             f"{what} are {size:,} bytes, more than {BATCH_META_BYTES:,}: "
             "make smaller batches, or store the data and return a reference"
         )
-    return converted, size
+    return like(marked, converted), size
 
 
 def _is_deeper(converted: Any, levels: int) -> bool:

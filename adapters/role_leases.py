@@ -1,21 +1,21 @@
 """The leases of roles, `role_leases`: whether native workers or bridges poll the task queue of a role, never both.
 
-One document for each namespace and task queue names the kind of the processes that hold it, with the time until which
-each of them does. Processes of one kind share a lease. The other kind takes it in one update whose filter matches only
-while no process holds it.
+One document for each namespace and task queue names the kind of the processes that hold it, with a number that each of
+them raises when it renews its share. Processes of one kind share a lease. A process of the other kind takes it in one
+update, once it has seen no renewal of any share for as long as one lasts, by its own clock.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import DuplicateKeyError
 
-from flowkit.adapters.entries import utc
-from flowkit.adapters.mongo import Database, durable, moment, translate_errors
+from flowkit.adapters.mongo import Database, durable, translate_errors
+from flowkit.core.time import LeaseObserver
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -43,44 +43,46 @@ class RoleLeases:
 
     def __init__(self, db: Database) -> None:
         self._leases = durable(db).role_leases
+        self._observed = LeaseObserver()
 
     @translate_errors
     async def take(
-        self, key: tuple[str, str], kind: RoleKind, holder: str, at: float, ttl_sec: float
+        self, key: tuple[str, str], kind: RoleKind, holder: str, ttl_sec: float
     ) -> RoleHolders | None:
-        """Take, share or renew the lease of a namespace and a task queue for `ttl_sec` seconds.
+        """Take, share or renew the lease of a namespace and a task queue.
 
-        Return None if the process now holds it. Otherwise, return the processes of the other kind that do.
+        A share lasts until other processes have seen no renewal of it for `ttl_sec` seconds. Return None if the process
+        now holds the lease. Otherwise, return the processes of the other kind that do.
         """
-        row, entry = _row(key), {"id": holder, "expires_at": moment(at) + timedelta(seconds=ttl_sec)}
+        row, new = _row(key), {"id": holder, "renewals": 0}
+        read_at = self._observed.now()
+        own = {"_id": row, "kind": kind.value}
         renewed = await self._leases.update_one(
-            {"_id": row, "kind": kind.value, "holders.id": holder},
-            {"$set": {"holders.$.expires_at": entry["expires_at"]}},
+            {**own, "holders.id": holder}, {"$inc": {"holders.$.renewals": 1}}
         )
-        if renewed.matched_count or await self._share(row, kind, entry, at):
-            return None
-        unheld = {"holders": {"$not": {"$elemMatch": {"expires_at": {"$gt": moment(at)}}}}}
-        try:
-            await self._leases.update_one(
-                {"_id": row, **unheld}, {"$set": {"kind": kind.value, "holders": [entry]}}, upsert=True
-            )
-        except DuplicateKeyError:
-            pass
-        else:
-            return None
+        if not renewed.matched_count:
+            renewed = await self._leases.update_one(own, {"$push": {"holders": new}})
         found = await self._leases.find_one({"_id": row})
-        if found is None or found["kind"] == kind.value:
-            return await self.take(key, kind, holder, at, ttl_sec)
-        return _holders_of(found, at)
+        if found is None:
+            with suppress(DuplicateKeyError):
+                await self._leases.insert_one({**own, "holders": [new]})
+                return None
+            return await self.take(key, kind, holder, ttl_sec)
+        lost = [each for each in found["holders"] if self._is_lost(row, each, read_at, ttl_sec)]
+        if found["kind"] == kind.value:
+            if lost:
+                await self._leases.update_one(own, {"$pull": {"holders": {"$in": lost}}})
+            return None if renewed.matched_count else await self.take(key, kind, holder, ttl_sec)
+        if len(lost) < len(found["holders"]):
+            held = [each["id"] for each in found["holders"] if each not in lost]
+            return RoleHolders(kind=RoleKind(found["kind"]), holders=held)
+        taken = {"$set": {"kind": kind.value, "holders": [new]}}
+        if (await self._leases.update_one(found, taken)).matched_count:
+            return None
+        return await self.take(key, kind, holder, ttl_sec)
 
-    async def _share(self, row: str, kind: RoleKind, entry: dict[str, Any], at: float) -> bool:
-        """Join the processes that hold the lease, and remove those whose time is over. Return whether it is theirs."""
-        held = {"_id": row, "kind": kind.value, "holders.expires_at": {"$gt": moment(at)}}
-        shared = await self._leases.update_one(held, {"$push": {"holders": entry}})
-        if shared.matched_count:
-            over = {"$pull": {"holders": {"expires_at": {"$lte": moment(at)}}}}
-            await self._leases.update_one({"_id": row, "kind": kind.value}, over)
-        return bool(shared.matched_count)
+    def _is_lost(self, row: str, share: dict[str, Any], read_at: float, ttl_sec: float) -> bool:
+        return self._observed.unchanged_sec((row, share["id"]), share.get("renewals"), read_at) >= ttl_sec
 
     @translate_errors
     async def release(self, key: tuple[str, str], kind: RoleKind, holder: str) -> None:
@@ -92,8 +94,3 @@ class RoleLeases:
 
 def _row(key: tuple[str, str]) -> str:
     return "/".join(key)
-
-
-def _holders_of(found: dict[str, Any], at: float) -> RoleHolders:
-    current = [each["id"] for each in found["holders"] if utc(each["expires_at"]).timestamp() > at]
-    return RoleHolders(kind=RoleKind(found["kind"]), holders=current)

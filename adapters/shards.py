@@ -14,6 +14,7 @@ from pymongo.errors import DuplicateKeyError
 
 from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
+from flowkit.core.time import LeaseObserver
 from flowkit.core.utils import stable_hash
 from flowkit.errors import EpochTaken, Fenced
 
@@ -34,7 +35,7 @@ class ShardStates:
     """The attempts of the shards of a node, by their epochs."""
 
     live: frozenset[int] = frozenset()
-    """Those that run, with a lease that has not expired."""
+    """Those that run, and whose leases this process has not seen unchanged for as long as a lease lasts."""
     finished: frozenset[int] = frozenset()
     failed: Mapping[int, int] = field(default_factory=dict)
     """The shards of those that have failed, and have not run again."""
@@ -58,6 +59,10 @@ class ShardProgress:
     generation: int
     started_at: float
     """When the first of them has begun since the latest reset of the node, as Unix time in seconds."""
+    first_epoch: int = 0
+    """The epoch of that one."""
+    before: int = 0
+    """The number of batches that the node had stored before, and that still count."""
     items: int = 0
     """The number of batches in all, of a node with `map`."""
     workers: dict[int, str] = field(default_factory=dict)
@@ -74,6 +79,7 @@ class ShardStore:
 
     def __init__(self, db: Database) -> None:
         self._rows = durable(db).node_shards
+        self._leases = LeaseObserver()
 
     @translate_errors
     async def prepare(self) -> None:
@@ -107,9 +113,9 @@ class ShardStore:
 
     @translate_errors
     async def extend_lease(self, attempt: AttemptInput, run_id: str, until: float) -> None:
-        """Extend the lease of a running attempt."""
+        """Extend the lease of a running attempt. Other processes see that it changes, whatever their clocks say."""
         running = {"_id": _row_id(attempt), "run_id": run_id, "status": RUNNING}
-        await self._rows.update_one(running, {"$max": {"lease_until": moment(until)}})
+        await self._rows.update_one(running, {"$set": {"lease_until": moment(until)}})
 
     @translate_errors
     async def end(self, attempt: AttemptInput, run_id: str, status: str, batches: int, at: float) -> None:
@@ -122,13 +128,9 @@ class ShardStore:
             )
 
     @translate_errors
-    async def note_batches(self, attempt: AttemptInput, batches: int) -> None:
-        """Show how many batches an attempt has stored."""
-        await self._rows.update_one({"_id": _row_id(attempt)}, {"$max": {"batches": batches}})
-
-    @translate_errors
-    async def states(self, attempt: AttemptInput, at: float) -> ShardStates:
+    async def states(self, attempt: AttemptInput) -> ShardStates:
         """Return the attempts of the shards of a node. An earlier attempt of the same shard is not live."""
+        read_at = self._leases.now()
         wanted = {"task_id": attempt.task_id, "node_id": attempt.node_id, "generation": attempt.generation}
         shown = {"_id": 0, "shard": 1, "attempt_epoch": 1, "status": 1, "lease_until": 1}
         live, finished, failed, latest = set[int](), set[int](), dict[int, int](), dict[int, int]()
@@ -139,8 +141,11 @@ class ShardStore:
                 finished.add(epoch)
             elif row["status"] == FAILED:
                 failed[epoch] = shard
-            elif utc(row["lease_until"]).timestamp() >= at:
-                live.add(epoch)
+            else:
+                lease = (attempt.task_id, attempt.node_id, epoch)
+                silent_sec = self._leases.unchanged_sec(lease, row["lease_until"], read_at)
+                if silent_sec < attempt.lease_ttl_sec:
+                    live.add(epoch)
         newest = {*latest.values()}
         return ShardStates(
             live=frozenset(live & newest),
@@ -184,7 +189,9 @@ class ShardStore:
             seen = shards.get(row["node_id"])
             if seen is None or seen.generation < row["generation"]:
                 seen = ShardProgress(
-                    generation=row["generation"], started_at=utc(row["started_at"]).timestamp()
+                    generation=row["generation"],
+                    started_at=utc(row["started_at"]).timestamp(),
+                    first_epoch=row["attempt_epoch"],
                 )
                 shards[row["node_id"]] = seen
             seen.workers[row["shard"]] = row["worker_id"] if row["status"] == RUNNING else ""

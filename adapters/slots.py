@@ -301,9 +301,9 @@ class SlotStore:
         found = self._requests.find(query, {"task_id": 1}).sort("_id", ASCENDING).limit(_CHECKED)
         return [(request["_id"], request["task_id"]) async for request in found]
 
-    async def take_turn(self, owner: str, at: float, seconds: float) -> bool:
+    async def take_turn(self, owner: str, seconds: float) -> bool:
         """Reserve the check for leaks for `owner`. Return False if another engine has reserved it."""
-        return await self._turns.take(f"slots:{self._id}", owner, at, seconds)
+        return await self._turns.take(f"slots:{self._id}", owner, seconds)
 
 
 def _attempt_key(request: SlotRequest) -> Fields:

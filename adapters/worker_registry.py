@@ -18,6 +18,7 @@ from pymongo.errors import DuplicateKeyError
 from flowkit.adapters.entries import utc
 from flowkit.adapters.metrics import storable
 from flowkit.adapters.mongo import Database, durable, ensure_index, moment, translate_errors
+from flowkit.core.time import LeaseObserver
 from flowkit.limits import VERSION_CHARS
 from flowkit.text import names, shorten, visible
 
@@ -39,6 +40,8 @@ _LISTED_FIELDS = (
     "last_seen",
 )
 _LISTED = {"_id": 0, "announce_interval_sec": 1} | dict.fromkeys(_LISTED_FIELDS, 1)
+
+_ANNOUNCED = {"session": 1, "last_seen": 1, "announce_interval_sec": 1}
 
 _SHOWN_VERSIONS = 5
 
@@ -135,6 +138,7 @@ class WorkerRegistry:
 
     def __init__(self, db: Database) -> None:
         self._workers = durable(db).worker_registry
+        self._announces = LeaseObserver()
 
     @translate_errors
     async def prepare(self) -> None:
@@ -264,21 +268,20 @@ class WorkerRegistry:
         return ever - {""}, online - {""}
 
     @translate_errors
-    async def expire_silent(self, at: float) -> int:
-        """Mark workers that missed three announces as offline and return their number.
+    async def expire_silent(self) -> int:
+        """Mark workers that this process has seen miss three announces as offline, and return their number.
 
         Their next announce marks them as online again.
         """
-        online = {"status": WorkerStatus.ONLINE.value}
-        expired = 0
-        for interval in {*await self._workers.distinct("announce_interval_sec", online), None}:
+        read_at, silent = self._announces.now(), list[Any]()
+        async for row in self._workers.find({"status": WorkerStatus.ONLINE.value}, _ANNOUNCED):
+            interval = row.get("announce_interval_sec")
             silent_sec = 3 * interval if isinstance(interval, (int, float)) else _SILENT_SEC
-            silent = {"announce_interval_sec": interval, "last_seen": {"$lt": moment(at - silent_sec)}}
-            done = await self._workers.update_many(
-                {**online, **silent}, {"$set": {"status": WorkerStatus.OFFLINE.value}}
-            )
-            expired += int(done.modified_count)
-        return expired
+            seen = (str(row.get("session")), str(row.get("last_seen")))
+            if self._announces.unchanged_sec(row["_id"], seen, read_at) > silent_sec:
+                silent.append({"_id": row["_id"], "last_seen": row.get("last_seen")})
+        gone = {"$set": {"status": WorkerStatus.OFFLINE.value}}
+        return sum([(await self._workers.update_one(each, gone)).modified_count for each in silent])
 
 
 def _registered(row: dict[str, Any]) -> RegisteredWorker:

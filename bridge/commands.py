@@ -22,6 +22,7 @@ from flowkit.bridge.rules.fencing import left_sec
 from flowkit.bridge.rules.messages import key_of, task_start
 from flowkit.bridge.rules.outcomes import not_in_topic
 from flowkit.errors import CommandTooLarge, FlowKitError, KafkaUnavailable, SendUncertain
+from flowkit.models.waits import TEXT, for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Mapping
@@ -389,7 +390,7 @@ class CommandWatch:
         queue = self._queues.get(record.attempt.role)
         if queue is None:
             return {}
-        waits_for = {"waits_for": self.waits_for(record)}
+        waits_for = {TEXT: self.waits_for(record)}
         if not queue.members:
             return {**waits_for}
         ahead = queue_position(record, queue.committed.get(record.partition))
@@ -575,7 +576,8 @@ class ShownWaits:
 
     async def _show(self, record: Dispatch, text: str | None) -> None:
         tasks, attempt, run_id = self._context.stores.tasks, record.attempt, record.run_id
-        await self._context.portal.run(tasks.attempts.show_wait(attempt, run_id, text, holders=BRIDGE_PREFIX))
+        wait = None if text is None else for_worker(text)
+        await self._context.portal.run(tasks.attempts.show_wait(attempt, run_id, wait, holders=BRIDGE_PREFIX))
         if text is None:
             self._shown.pop(record.key, None)
         else:

@@ -29,9 +29,9 @@ from flowkit.bridge.rules.messages import pull_of, task_start
 from flowkit.bridge.rules.outcomes import cancelled, dispatch_lost, not_in_topic, outcome_of_error
 from flowkit.core.instruments import DISPATCHES
 from flowkit.errors import BadInput, EpochTaken, FlowKitError, GraphError
-from flowkit.graph.expressions import hide
 from flowkit.graph.submission import pin_problem
 from flowkit.models import AttemptInput, AttemptResult, NodeIO
+from flowkit.models.waits import for_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -171,13 +171,13 @@ class AttemptDispatcher:
     async def _start(self, attempt: AttemptInput, run_id: str) -> Dispatch | None:
         """Dispatch a new attempt. If it has a record already, return that one instead."""
         lease = self._context.leases[attempt.role]
-        if self._context.now() >= lease.held_until:
+        if not lease.is_held:
             await lease.check()
-        attempt, values = await self._context.portal.run(resolve(self._stores.tasks, attempt))
+        attempt, mask = await self._context.portal.run(resolve(self._stores.tasks, attempt))
         try:
             record = await self._new_record(attempt, run_id)
         except BadInput as error:
-            raise BadInput(hide(str(error), values), code=error.reason_code) from None
+            raise BadInput(mask.error(str(error)), code=error.reason_code) from None
         offset: int | None = None
         try:
             stored = await self._insert_and_begin(attempt, record)
@@ -275,8 +275,8 @@ class AttemptDispatcher:
             self._in_background(self._show_wait(attempt, run_id, None))
 
     async def _show_wait(self, attempt: AttemptInput, run_id: str, text: str | None) -> None:
-        attempts = self._stores.tasks.attempts
-        await self._context.db(lambda: attempts.show_wait(attempt, run_id, text, holders=BRIDGE_PREFIX))
+        attempts, wait = self._stores.tasks.attempts, None if text is None else for_worker(text)
+        await self._context.db(lambda: attempts.show_wait(attempt, run_id, wait, holders=BRIDGE_PREFIX))
 
     async def _adopt(self, record: Dispatch, run_id: str) -> None:
         """Continue an attempt that this or another bridge has dispatched."""

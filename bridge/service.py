@@ -151,7 +151,7 @@ class Bridge:
         self.consumers = self._new_consumers(connection)
 
     def _new_consumers(self, connection: KafkaConnection) -> list[RecordConsumer]:
-        """Return a consumer for the status topic of each role, and one for announcements and replies."""
+        """Return a consumer for the status topic of each role, then one for announcements and replies."""
         context, topics = self.context, self.context.topics
         status = [
             RecordConsumer(
@@ -262,8 +262,10 @@ class Bridge:
         return BridgeHealth(
             bridge_id=self.bridge_id,
             roles=tuple(
-                replace(self.measurements.health_of(service.role), waits_for=service.waits_for)
-                for service in self.services
+                replace(
+                    self.measurements.health_of(service.role), waits_for=service.waits_for or consumer.held
+                )
+                for service, consumer in zip(self.services, self.consumers, strict=False)
             ),
             attempts=self.supervisor.attempts,
             malformed=dict(self.context.malformed.counts),

@@ -272,9 +272,10 @@ class StatusEvents:
         lease, at = new_lease(record, event, run.at), run.at
         # A renewal of the earlier lease would change nothing any more, so its batches become part of the next one.
         run.add_batches(record.key, await self._renewals.take(record.key))
+        accepted_at = record.accepted_at if record.accepted_at is not None else at
         taken, _ = await asyncio.gather(
             self._context.db(lambda: self._stores.dispatches.accept(record, lease, at)),
-            self._show_lease(record, lease, event, at),
+            self._show_lease(record, lease, event, at, accepted_at),
         )
         if not taken:
             await self._reload(run, event)
@@ -282,7 +283,6 @@ class StatusEvents:
         if record.accepted_at is None:
             waited = at - (record.attempt.ready_at or record.created_at)
             NODE_WAIT.observe(max(0.0, waited), record.attempt.role)
-        accepted_at = record.accepted_at if record.accepted_at is not None else at
         past = (*record.past_leases, *([record.lease.lease_id] if record.lease else []))
         run.accepted(replace(record, lease=lease, past_leases=past, accepted_at=accepted_at))
         if record.lease is not None and record.lease.worker_id != event.worker_id:
@@ -296,14 +296,16 @@ class StatusEvents:
         if judge(run.record_of(event), event) is Verdict.ACCEPT:
             raise Fenced(f"the dispatch record of node {event.envelope.node_id!r} keeps changing")
 
-    async def _show_lease(self, record: Dispatch, lease: WorkerLease, event: StatusEvent, at: float) -> None:
+    async def _show_lease(
+        self, record: Dispatch, lease: WorkerLease, event: StatusEvent, at: float, accepted_at: float
+    ) -> None:
         shown = {
             "worker_id": lease.worker_id,
             "lease_id": lease.lease_id,
             "deadline_ts_ms": document_deadline_ms(event, lease),
         }
-        attempt, run_id = record.attempt, record.run_id
-        await self._context.db(lambda: self._stores.tasks.attempts.show_lease(attempt, run_id, shown, at))
+        attempt, run_id, attempts = record.attempt, record.run_id, self._stores.tasks.attempts
+        await self._context.db(lambda: attempts.show_lease(attempt, run_id, shown, at, accepted_at))
 
     async def _apply(self, run: PolledNode, event: StatusEvent) -> None:
         record = run.record_of(event)

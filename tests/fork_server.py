@@ -232,7 +232,10 @@ class ForkServer:
                     files = [theirs.fileno(), listener.fileno()]
                     command = [sys.executable, "-P", __file__, *map(str, files), *self._tests]
                     # In a session of its own, Ctrl-C reaches only the tests, which then end their programs.
-                    started = subprocess.Popen(command, pass_fds=files, start_new_session=True)
+                    from tests import clocks  # not in the server, whose script has no package
+
+                    env = os.environ if self._tests else {**os.environ, **clocks.preloaded()}
+                    started = subprocess.Popen(command, env=env, pass_fds=files, start_new_session=True)
                 atexit.register(_end, ours, started, folder)
             return self._path
 

@@ -37,6 +37,8 @@ class Attack(StrEnum):
     REGULAR_EXPRESSION = "it sends a regular expression or a schema that never ends"
     SECRET = "a secret appears in an error, a log or a record"
     OTHER_DEPLOYMENT = "another deployment in the namespace, the cluster or the server has the same ids"
+    WEB_PAGE = "a web page in a browser of this machine causes the request"
+    DECEPTIVE_TEXT = "a text of it moves the cursor of a terminal, hides text or acts where it is pasted"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,10 @@ FLOWS, FAULTS = "integration/flows/test_tenants.py", "integration/flows/test_flo
 CHECKS = "unit/test_params_checks.py"
 SUPERVISORS, JOBS = "gateway/test_supervisors.py", "gateway/test_job_handler.py"
 FENCING, READING = "unit/test_bridge_fencing.py", "unit/test_bridge_reading.py"
+PAGE, BROWSER, FEED = "page/test_api.py", "page/test_browser.py", "page/test_live.py"
+HEALTH, TEMPORAL = "unit/test_health_endpoint.py", "local/test_temporal.py"
+SINKS, DECEPTION = "unit/test_sinks.py", "unit/test_deceptive_text.py"
+SCHEDULES = "integration/test_schedules.py"
 
 
 def of(file: str, *names: str) -> tuple[str, ...]:
@@ -69,11 +75,23 @@ def of(file: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{file}::test_{name}" for name in names)
 
 
-SERVES: Final[Row] = dict.fromkeys(
-    (Attack.REDIRECT, Attack.LATE_REPLY, Attack.ENDLESS_REPLY),
-    Reason("this door answers, and asks nobody"),
-)
+SHOWN: Final[Row] = {
+    Attack.DECEPTIVE_TEXT: of(
+        SINKS, "every_place_that_writes_for_people_has_a_row", "a_text_for_people_has_no_deceptive_characters"
+    )
+}
+"""What comes through any door is shown at the same places."""
+NO_BROWSER: Final[Row] = {Attack.WEB_PAGE: Reason("no browser speaks its protocol, or knows its address")}
+SERVES: Final[Row] = {
+    **SHOWN,
+    **dict.fromkeys(
+        (Attack.REDIRECT, Attack.LATE_REPLY, Attack.ENDLESS_REPLY),
+        Reason("this door answers, and asks nobody"),
+    ),
+}
 ASKS: Final[Row] = {
+    **SHOWN,
+    **NO_BROWSER,
     Attack.FOREIGN_TOKEN: Reason("this door asks, and shows the secret of the runner only"),
     Attack.NO_RIGHT: Reason("this door asks, and the gateway has checked the caller before"),
     Attack.REGULAR_EXPRESSION: Reason("replies are plain values, which no schema describes"),
@@ -81,7 +99,18 @@ ASKS: Final[Row] = {
         "two deployments that call one supervisor have ids of their own there, as the row of the gateway shows"
     ),
 }
+WEB_PAGE: Final = (
+    of(
+        HTTP,
+        "call_of_another_web_page_is_rejected",
+        "another_web_page_does_not_see_whether_a_server_runs",
+        "header_of_a_web_page_must_not_be_repeated",
+    )
+    + of(HTTP, "websocket_of_another_web_page_is_rejected_with_one_line_in_the_log")
+    + of("unit/test_web_pages.py", "host_of_a_call_is_exactly_a_loopback_host_with_or_without_a_port")
+)
 HTTP_SERVER: Final[Row] = {
+    Attack.WEB_PAGE: WEB_PAGE,
     Attack.TRICKLED_BYTES: of(
         HTTP,
         "slow_client_does_not_delay_others_and_is_cut_off",
@@ -91,7 +120,9 @@ HTTP_SERVER: Final[Row] = {
         "connections_that_wait_keep_nobody_out",
         "health_is_served_while_too_many_calls_are_in_flight",
     )
-    + of(SOCKET, "client_that_does_not_read_is_cut_off", "pongs_for_a_client_that_does_not_read_are_not_kept")
+    + of(
+        SOCKET, "client_that_does_not_read_is_cut_off", "pongs_for_a_client_that_does_not_read_are_not_kept"
+    ),
 }
 
 DOORS: Final[Mapping[str, Row]] = {
@@ -136,6 +167,7 @@ DOORS: Final[Mapping[str, Row]] = {
     },
     "admission over Kafka": {
         **SERVES,
+        **NO_BROWSER,
         Attack.FOREIGN_ID: of(CONSUMER, "writers_of_a_topic_end_nothing_of_another_tenant"),
         Attack.GUESSED_ID: of(
             CONSUMER, "reports_about_unknown_ids_and_those_of_another_deployment_change_nothing"
@@ -171,6 +203,7 @@ DOORS: Final[Mapping[str, Row]] = {
     },
     "admission from Python": {
         **SERVES,
+        **NO_BROWSER,
         **dict.fromkeys(
             (
                 *(Attack.FOREIGN_ID, Attack.GUESSED_ID, Attack.FOREIGN_TOKEN, Attack.NO_RIGHT),
@@ -230,6 +263,7 @@ DOORS: Final[Mapping[str, Row]] = {
     },
     "nodes of type job": {
         **SERVES,
+        **NO_BROWSER,
         Attack.FOREIGN_ID: of(
             JOBS, "a_node_that_the_gateway_has_not_started_fails_for_good_and_reads_no_job"
         ),
@@ -295,9 +329,11 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.ENDLESS_REPLY: of(SUPERVISORS, "a_huge_message_is_rejected"),
         Attack.TRICKLED_BYTES: Reason("the operator's own daemon delivers whole messages"),
         Attack.AMPLIFICATION: of(SUPERVISORS, "messages_of_others_stay_in_the_inbox"),
-        Attack.SECRET: of(SUPERVISORS, "a_late_reply_is_kept_without_the_secret"),
+        Attack.SECRET: of(SUPERVISORS, "of_a_late_reply_only_status_size_and_digest_are_kept"),
     },
     "external workers": {
+        **SHOWN,
+        **NO_BROWSER,
         Attack.FOREIGN_ID: of(
             FENCING,
             "events_on_the_topic_of_another_role_change_nothing",
@@ -326,6 +362,7 @@ DOORS: Final[Mapping[str, Row]] = {
     },
     "Temporal clients": {
         **SERVES,
+        **NO_BROWSER,
         **dict.fromkeys(
             (
                 Attack.FOREIGN_ID,
@@ -351,6 +388,106 @@ DOORS: Final[Mapping[str, Row]] = {
         Attack.OTHER_DEPLOYMENT: of(
             "integration/test_namespaces.py", "engine_of_another_server_does_not_close_live_tasks"
         ),
+    },
+    "page": {
+        **SERVES,
+        **HTTP_SERVER,
+        **dict.fromkeys(
+            (Attack.FOREIGN_ID, Attack.GUESSED_ID),
+            Reason("who may read on the page sees all tasks of the database, as the page says"),
+        ),
+        Attack.TAKEN_ID: of(FEED, "a_task_that_is_created_again_between_two_polls_has_another_origin"),
+        Attack.FOREIGN_TOKEN: of(
+            PAGE,
+            "reading_needs_a_token_with_the_right_to_read",
+            "only_the_files_of_the_page_are_public",
+            "a_stream_ends_when_its_token_is_revoked",
+        ),
+        Attack.NO_RIGHT: of(PAGE, "actions_need_the_right_to_operate_and_carry_the_actor"),
+        Attack.AMPLIFICATION: of(FEED, "two_hundred_viewers_of_a_task_cost_one_poll")
+        + of("page/test_shared.py", "pages_that_ask_at_once_share_one_read_also_if_the_first_one_leaves"),
+        Attack.REGULAR_EXPRESSION: Reason("its calls have ids and values, and no patterns"),
+        Attack.SECRET: of(
+            "unit/test_masks.py", "kept_lines_and_the_log_of_a_process_hide_the_secrets_of_an_attempt"
+        ),
+        Attack.OTHER_DEPLOYMENT: of(
+            "integration/test_deployments.py", "a_task_is_absent_for_another_deployment"
+        ),
+        Attack.WEB_PAGE: WEB_PAGE
+        + of(BROWSER, "a_link_opens_the_page_but_another_web_page_reads_nothing_of_it"),
+        Attack.DECEPTIVE_TEXT: of(
+            SINKS,
+            "only_one_file_of_the_page_sets_texts_of_the_document",
+            "the_page_escapes_the_same_characters_as_the_command_line",
+        )
+        + of(BROWSER, "control_and_bidirectional_characters_of_a_task_are_shown_as_escapes"),
+    },
+    "clipboard of the page": {
+        **SERVES,
+        **dict.fromkeys(
+            set(Attack) - SERVES.keys(),
+            Reason("a person copies there what the page shows, and the row of the page has its texts"),
+        ),
+        Attack.DECEPTIVE_TEXT: of(
+            DECEPTION,
+            "a_word_of_a_command_has_no_character_that_acts_in_a_terminal",
+            "the_command_that_debugs_a_batch_can_be_pasted",
+        ),
+    },
+    "health ports": {
+        **SERVES,
+        **dict.fromkeys(
+            (
+                *(Attack.FOREIGN_ID, Attack.GUESSED_ID, Attack.TAKEN_ID, Attack.REGULAR_EXPRESSION),
+                *(Attack.OTHER_DEPLOYMENT, Attack.NO_RIGHT),
+            ),
+            Reason("a request names nothing but the health or the metrics of the process"),
+        ),
+        Attack.FOREIGN_TOKEN: Reason(
+            "it has no tokens, and listens on loopback unless a setting says otherwise"
+        ),
+        Attack.TRICKLED_BYTES: of(
+            HEALTH,
+            "clients_that_do_not_finish_their_request_keep_no_probe_out",
+            "client_that_sends_its_request_too_slowly_is_cut_off",
+        ),
+        Attack.AMPLIFICATION: of(HEALTH, "clients_that_do_not_finish_their_request_keep_no_probe_out"),
+        Attack.SECRET: of(
+            "integration/bridge/test_secrets.py", "no_sink_contains_a_secret_that_is_not_documented"
+        ),
+        Attack.WEB_PAGE: of(HEALTH, "web_pages_read_neither_health_nor_metrics")
+        + of("unit/test_web_pages.py", "other_hosts_are_those_of_web_pages"),
+    },
+    "schedules": {
+        **SERVES,
+        **NO_BROWSER,
+        **dict.fromkeys(
+            (
+                *(Attack.FOREIGN_ID, Attack.GUESSED_ID, Attack.FOREIGN_TOKEN, Attack.NO_RIGHT),
+                Attack.TRICKLED_BYTES,
+            ),
+            Reason("who may use the namespace may do everything there; Temporal's own rights protect it"),
+        ),
+        Attack.TAKEN_ID: of(SCHEDULES, "a_taken_name_and_params_that_do_not_fit_are_refused"),
+        Attack.AMPLIFICATION: of(
+            "unit/test_scheduled.py", "params_of_a_schedule_hold_a_bounded_number_of_short_expressions"
+        )
+        + of("unit/test_backfills.py", "a_range_has_at_most_the_times_of_the_limit"),
+        Attack.REGULAR_EXPRESSION: of(CHECKS, "every_way_gives_up_an_endless_check"),
+        Attack.SECRET: Reason("its tasks are tasks, and the row of Temporal clients has their texts"),
+        Attack.OTHER_DEPLOYMENT: of(
+            "contract/test_stored_graphs.py",
+            "purge_leaves_the_graph_of_a_schedule_of_the_same_name_in_another_namespace",
+        ),
+    },
+    "servers of flowkit up": {
+        **SERVES,
+        **dict.fromkeys(
+            set(Attack) - SERVES.keys(),
+            Reason("they are the servers of one developer, on loopback, without users"),
+        ),
+        Attack.OTHER_DEPLOYMENT: of("cli/up/test_run.py", "two_cannot_use_the_same_folder_or_the_same_ports"),
+        Attack.WEB_PAGE: of(TEMPORAL, "no_web_page_starts_or_reads_a_workflow"),
     },
 }
 

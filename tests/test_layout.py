@@ -80,3 +80,25 @@ def test_importing_a_module_loads_only_what_it_needs() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines() == [f"{module} []" for module in LOADED]
+
+
+HANDLERS = """
+import sys
+
+from flowkit import Flow, cel
+from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext, role
+
+@role("count")
+async def count(text: str, ctx: RunContext) -> int:
+    return len(text)
+
+flow = Flow("texts")
+flow.node("count", count).maps("params.texts")
+print([m for m in ("aiokafka", "cel_expr_python", "google", "motor", "pymongo", "temporalio") if m in sys.modules])
+"""
+
+
+@pytest.mark.slow(2)
+def test_a_module_of_handlers_and_flows_loads_no_client_of_a_server() -> None:
+    ended = subprocess.run([sys.executable, "-c", HANDLERS], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"

@@ -33,7 +33,7 @@ from flowkit.models import (
 )
 from flowkit.models.actions import ActionRecord
 from flowkit.models.ownership import MEMO, OwnerKind, read_owner
-from flowkit.workflows.display.details import describe_outside
+from flowkit.workflows.display.details import find_outside_wait
 from flowkit.workflows.display.task_status import is_dead
 from flowkit.workflows.engine_calls import (
     HEARTBEAT_TIMEOUT,
@@ -344,12 +344,17 @@ class TaskDocument:
         return found
 
     def _make_node_record(self, index: int, cancel_reason: str | None = None) -> NodeRecord:
-        node = self._scheduler.nodes[index]
+        node, state = self._scheduler.nodes[index], self._scheduler.states[index]
+        missing = self._scheduler.missing_prerequisites(index)
+        if find_outside_wait(node, state, missing) is None:
+            state.waits_since = None
+        elif state.waits_since is None:
+            state.waits_since = workflow.now().timestamp()
         record = node_record(
             node,
-            self._scheduler.states[index],
+            state,
             pulled=node.node_id in self.pulled,
-            missing=self._scheduler.missing_prerequisites(index),
+            missing=missing,
             cancel_reason=cancel_reason,
         )
         if index not in self._scheduler.streams.throttling:
@@ -501,7 +506,7 @@ def node_record(
     `pulled` says whether other nodes pull artifacts from the node; its end then needs a complete marker. `missing` are
     the prerequisites that it lacks. With `cancel_reason`, the write sets the node's own cancel flag.
     """
-    waits_for = describe_outside(node, state, missing) or None
+    wait = find_outside_wait(node, state, missing)
     return NodeRecord(
         index=node.index,
         node_id=node.node_id,
@@ -513,10 +518,10 @@ def node_record(
         marker=pulled,
         after_finish=state.status is NodeStatus.FAILED and state.reason_code == reason_codes.UPSTREAM_FAILED,
         cancel_reason=cancel_reason,
-        waits_for=waits_for,
+        wait=wait and wait.began(state.waits_since),
         held_until=state.held_until,
         reason_code=state.reason_code if state.status is NodeStatus.FAILED else None,
-        decided=waits_for is None and _may_have_waited(node, state),
+        decided=wait is None and _may_have_waited(node, state),
     )
 
 

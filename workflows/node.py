@@ -37,7 +37,7 @@ from flowkit.actions.scopes import list_function_sources
 from flowkit.limits import ACTIVATION_INPUT_BYTES
 from flowkit.models import APPROVE, AttemptFailure, AttemptInput, FailureKind, NodeStatus
 from flowkit.models.temporal_names import role_queue
-from flowkit.workflows.display.details import describe_sources
+from flowkit.workflows.display.details import wait_for_sources
 from flowkit.workflows.display.summaries import attempt_summary, delay_summary, hold_summary, timer_summary
 from flowkit.workflows.engine_calls import cause_of
 from flowkit.workflows.evaluations import evaluate_values, value_failure, value_request
@@ -395,8 +395,8 @@ class RunningNodes:
             workflow.now().timestamp(),
         )
         if state.held_until == HOLD:
-            state.held_until = now + (node.hold_sec or 0.0)
-        state.status, state.next_retry_at, state.waits_for = NodeStatus.DEFERRED, None, None
+            state.held_until, state.waits_since = now + (node.hold_sec or 0.0), now
+        state.status, state.next_retry_at, state.wait = NodeStatus.DEFERRED, None, None
         state.deadline_at = state.deadline_left = None
         self.document.write_node(index)
         self.parked.discard(index)
@@ -472,7 +472,7 @@ class RunningNodes:
         self.give_up(end.index for end in ends)
         for end in ends:
             state = self.scheduler.states[end.index]
-            state.waits_for = None
+            state.wait = None
             if end.failure is not None:
                 note_failure(state, *end.failure)
         self.scheduler.end_as_decided({end.index: end.status for end in ends}, self.active)
@@ -625,13 +625,13 @@ class RunningNodes:
         if seen is None or not scheduler.is_stalled(node, seen):
             return
         if state.status is NodeStatus.DEFERRED:
-            state.next_retry_at, state.waits_for = None, describe_sources(node, scheduler)
+            state.next_retry_at, state.wait = None, wait_for_sources(node, scheduler)
             self.document.write_node(node.index)
             self.wake()
         try:
             await workflow.wait_condition(lambda: not scheduler.is_stalled(node, seen))
         finally:
-            state.waits_for = None
+            state.wait = None
 
     async def reserve_input_bytes(self, size: int) -> None:
         """Reserve `size` bytes for the input of an activity.
@@ -752,7 +752,8 @@ async def _run_shards(nodes: RunningNodes, node: Node, state: NodeState) -> Node
 
 async def _await_approval(nodes: RunningNodes, node: Node, state: NodeState) -> None:
     """Show that a node waits for an approval. `RunningNodes.end_as_decided` ends the wait."""
-    state.status = NodeStatus.DEFERRED
+    if state.status is not NodeStatus.DEFERRED:  # An earlier run of the task has shown it otherwise.
+        state.status, state.waits_since = NodeStatus.DEFERRED, workflow.now().timestamp()
     nodes.document.write_node(node.index)
     nodes.wake()
     await asyncio.get_running_loop().create_future()  # A condition would be checked after each event.

@@ -28,6 +28,7 @@ from flowkit.models import (
     SlotRequest,
     slot_wait_id,
     temporal_names,
+    waits,
 )
 from flowkit.validation.values import is_whole
 from flowkit.workflows.display.summaries import free_summary, slots_summary
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from flowkit.models import Node, NodeState
+    from flowkit.models.waits import NodeWait
     from flowkit.workflows.state_codec import TaskState
 
     TaskSlot = Callable[[], AbstractAsyncContextManager[None]]
@@ -261,13 +263,13 @@ class ConcurrencySlots:
         role, wanted_at = self._roles.setdefault(node.type, _WaitingRole()), workflow.now().timestamp()
         role.waiting[node.index] = state
         try:
-            state.waits_for = _describe_wait(node.type, role.reason)
+            state.wait = _wait_for_slot(node.type, role.reason)
             if not await self._try(slot, role, task_slot, taken):
                 await self._wait(replace(slot, wanted_at=wanted_at), role, task_slot, taken)
             self._on_change()
         finally:
             role.waiting.pop(node.index, None)
-            state.waits_for = None
+            state.wait = None
             role.reason = role.reason if role.waiting else None
 
     async def _try(self, slot: Slot, role: _WaitingRole, task_slot: TaskSlot, taken: AsyncExitStack) -> bool:
@@ -282,7 +284,7 @@ class ConcurrencySlots:
         await taken.aclose()
         role.reason = reply.reason
         for state in role.waiting.values():
-            state.waits_for = _describe_wait(slot.role, reply.reason)
+            state.wait = _wait_for_slot(slot.role, reply.reason)
         self._on_change()
         return False
 
@@ -405,8 +407,8 @@ class ConcurrencySlots:
         await self._send_released([], whole_task=True)
 
 
-def _describe_wait(role: str, reason: str | None) -> str | None:
-    return f"a slot of role {role} ({reason})" if reason else None
+def _wait_for_slot(role: str, reason: str | None) -> NodeWait | None:
+    return waits.for_slot(role, reason) if reason else None
 
 
 def concurrency_slots_of(

@@ -45,7 +45,7 @@ _REASON_BY_LETTER = {letter: reason for reason, letter in _REASON_LETTERS.items(
 
 _COUNTS = ("epoch", "generation", "first_epoch", "failures", "losses", "settled", "yields", "failed_batches")
 _FLAGS = ("free", "streamed", "ordinary", "evaluated", "kept")
-_TIMES = ("next_retry_at", "deadline_at", "retry_left", "deadline_left", "held_until")
+_TIMES = ("next_retry_at", "deadline_at", "retry_left", "deadline_left", "held_until", "waits_since")
 _TEXTS = ("last_error", "reason_code")
 _TEXT_OVERHEAD_BYTES = len('"",')
 

@@ -179,7 +179,7 @@ class Backpressure:
     async def _read_holders(self) -> tuple[set[str], set[str]]:
         """Return the followers that run, and those that are paused. A pause that begins between the reads is seen."""
         task_id, followers = self._attempt.task_id, self._attempt.followers
-        running = await self._tasks.running(task_id, followers, time.time())
+        running = await self._tasks.running(task_id, followers, self._attempt.lease_ttl_sec)
         rest = [follower for follower in followers if follower not in running]
         return running, await self._tasks.paused(task_id, rest)
 

@@ -21,7 +21,6 @@ import bson
 
 from flowkit.adapters.batch_uids import qualified, uid_text
 from flowkit.adapters.claims import first_fence
-from flowkit.adapters.dispatches import external_runs
 from flowkit.adapters.entries import MAX_META_BYTES, PAGE_BYTES, Entry, Mark, Scan, fitting
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.core.utils import stable_hash
@@ -349,7 +348,7 @@ class SharedPuller(Puller):
 
     async def _find_left(self) -> list[Claim]:
         attempt = self._attempt
-        states = await retry_while_unavailable(lambda: self._shards.states(attempt, time.time()))
+        states = await retry_while_unavailable(lambda: self._shards.states(attempt))
         lost = [] if self.more else states.list_lost(attempt)
         lost += [attempt.epoch] if self._uncertain else []
         released = attempt.kept and not self.more
@@ -792,8 +791,8 @@ class Sources:
         begun = {name: self._states[name][1] for name in self._names if self._get_status(name) in _BEGUN}
         if any(self._native.get(name) == epoch for name, epoch in begun.items()):
             return True
-        task_id, db = self._attempt.task_id, self._tasks.database
-        external = await retry_while_unavailable(lambda: external_runs(db, task_id, [*begun], time.time()))
+        task_id = self._attempt.task_id
+        external = await retry_while_unavailable(lambda: self._tasks.external_runs(task_id, [*begun]))
         others = [name for name in begun if name not in external]
         native = await retry_while_unavailable(lambda: self._tasks.native(task_id, others))
         self._native |= {name: begun[name] for name in native}

@@ -41,20 +41,22 @@ from flowkit.adapters.tasks.fields import (
     PAUSED,
     PINNED,
     SCHEDULED_AT,
-    WAITS_FOR,
+    SECRET_PARAMS,
     pin_path,
     read_pins,
 )
 from flowkit.adapters.tasks.room import make_room
 from flowkit.core.utils import Fields
 from flowkit.errors import EpochTaken, Fenced, StoreRefused, VersionPinned
-from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
+from flowkit.models import OPEN_NODE_STATUSES, NodeStatus, waits
 from flowkit.text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from flowkit.masks import Path
     from flowkit.models import AttemptInput
+    from flowkit.models.waits import NodeWait
 
 Update = dict[str, Fields]
 
@@ -69,7 +71,7 @@ _LARGE_DOCUMENTS = 100
 
 _ALIVE = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
 
-_PARAMS: Fields = {"_id": 0, "params": 1, SCHEDULED_AT: 1}
+_PARAMS: Fields = {"_id": 0, "params": 1, SECRET_PARAMS: 1, SCHEDULED_AT: 1}
 """Projection with the params of a task, and its nominal time."""
 
 _KEPT_BYTES = 2 * 2**20
@@ -90,11 +92,14 @@ class StoredParams:
     stored: Any = None
     scheduled_at: str | None = None
     """The nominal time at which a schedule has started the task, as RFC 3339 text in UTC."""
+    secrets: tuple[Path, ...] = ()
+    """Where the schema of the params says that they are secret."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> StoredParams:
         """Return the params in a document that was read with their projection."""
-        return cls(stored=document.get("params"), scheduled_at=document.get(SCHEDULED_AT))
+        secrets = tuple(map(tuple, document.get(SECRET_PARAMS) or ()))
+        return cls(stored=document.get("params"), scheduled_at=document.get(SCHEDULED_AT), secrets=secrets)
 
     def decode(self) -> Fields:
         """Return the params, as a new dict."""
@@ -256,7 +261,7 @@ class AttemptEntry:
 
     def begin_unset(self) -> Fields:
         """Return the `$unset` of the attempt's first write: fields that an earlier end has left."""
-        left = ("finished_at", "skip_reason", WAITS_FOR, PAUSED, *NODE_FLAGS)
+        left = ("finished_at", "skip_reason", *waits.FIELDS, PAUSED, *NODE_FLAGS)
         return {self.path_of(name): "" for name in left}
 
     def finish_set(self, at: float) -> Fields:
@@ -405,14 +410,19 @@ class Attempts:
         await self._leases.write(_Write(entry=entry, fence=lambda: fence, update=update, alone=alone))
 
     @translate_errors
-    async def show_lease(self, attempt: AttemptInput, run_id: str, lease: Fields, at: float) -> None:
-        """Show the worker that runs an attempt, and its lease, instead of what the attempt waits for."""
+    async def show_lease(
+        self, attempt: AttemptInput, run_id: str, lease: Fields, at: float, accepted_at: float
+    ) -> None:
+        """Show the worker that runs an attempt, and its lease, instead of what the attempt waits for.
+
+        The attempt began when its first worker accepted it, and not when a bridge received it.
+        """
         entry = self._entry_of(attempt)
         received = dict.fromkeys((entry.path_of("last_event_recv_ms"), "last_event_recv_ms"), int(at * 1000))
-        shown = {entry.path_of("lease"): lease, **received}
-        await self._update(
-            entry.running_filter(run_id), {"$set": shown, "$unset": {entry.path_of(WAITS_FOR): ""}}
-        )
+        started = {entry.path_of("started_at"): moment(accepted_at)}
+        shown = {entry.path_of("lease"): lease, **started, **received}
+        unset = {entry.path_of(name): "" for name in waits.FIELDS}
+        await self._update(entry.running_filter(run_id), {"$set": shown, "$unset": unset})
 
     @translate_errors
     async def show_failed_batches(self, attempt: AttemptInput, run_id: str, failed: int) -> None:
@@ -425,19 +435,21 @@ class Attempts:
 
     @translate_errors
     async def show_wait(
-        self, attempt: AttemptInput, run_id: str, waits_for: str | None, *, holders: str
+        self, attempt: AttemptInput, run_id: str, wait: NodeWait | None, *, holders: str
     ) -> None:
-        """Show what an attempt waits for; None removes the text, also after the attempt's end.
+        """Show what an attempt waits for; None removes it, also after the attempt's end.
 
         Show nothing once the lease has passed to a worker, whose id does not begin with `holders`.
         """
         entry = self._entry_of(attempt)
-        path, worker_id = entry.path_of(WAITS_FOR), entry.path_of("lease.worker_id")
-        if waits_for is None:
-            await self._update(entry.taken_filter(run_id), {"$unset": {path: ""}})
+        worker_id = entry.path_of("lease.worker_id")
+        if wait is None:
+            unset = {entry.path_of(name): "" for name in waits.FIELDS}
+            await self._update(entry.taken_filter(run_id), {"$unset": unset})
         else:
             waiting = {**entry.running_filter(run_id), worker_id: {"$regex": f"^{re.escape(holders)}"}}
-            await self._update(waiting, {"$set": {path: waits_for}})
+            shown = {entry.path_of(name): value for name, value in waits.stored_wait(wait).items()}
+            await self._update(waiting, {"$set": shown})
 
     @translate_errors
     async def check_fence(self, attempt: AttemptInput, run_id: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.adapters.mongo import fits, moment
 from flowkit.adapters.tasks.cancel_flags import set_of_task_flag
-from flowkit.adapters.tasks.fields import NODE_STATES, TRUNCATED, history, nodes_of
+from flowkit.adapters.tasks.fields import COUNTED, NODE_STATES, TRUNCATED, has_ended_since, history, nodes_of
 from flowkit.adapters.tasks.record import (
     ACTIONS,
     NODES_OF_ONE_UPDATE,
@@ -80,7 +80,7 @@ class Closing:
                 return False
             if await fits(self._write(close, nodes_of(stored), room)):
                 if not _is_outdated(close, stored):
-                    count_ended(close.status, _ends(close, nodes_of(stored)))
+                    count_ended(close.status, _ends(close, stored))
                 return True
             _logger.warning(
                 "task %s: its document becomes too large when it is closed; FlowKit omits details",
@@ -123,7 +123,8 @@ def counted_fields() -> Fields:
     """Return the projection of what the counts of ended tasks and nodes need beside the states of the nodes."""
     if not is_measured():
         return {}
-    return {"graph.nodes.type": 1, "run_seq": 1, "closed_run_id": 1, "finished_at": 1}
+    names = ("graph.nodes.type", "graph.nodes.reset_by", COUNTED, "run_seq", "closed_run_id", "finished_at")
+    return dict.fromkeys(names, 1)
 
 
 def _is_outdated(close: CloseTask, stored: Fields) -> bool:
@@ -132,12 +133,13 @@ def _is_outdated(close: CloseTask, stored: Fields) -> bool:
     return ended or (stored.get("run_seq") or 0) > close.run_seq
 
 
-def _ends(close: CloseTask, stored_nodes: list[Fields]) -> Iterator[tuple[str, str]]:
-    """Yield role and status of each node at the end of its task."""
+def _ends(close: CloseTask, stored: Fields) -> Iterator[tuple[str, str]]:
+    """Yield role and status of each node that has ended since the latest rerun began, or at all."""
     ends = {index: status.value for status, indexes in close.unfinished.items() for index in indexes}
     ends |= {node.index: node.status.value for node in close.nodes}
-    for index, node in enumerate(stored_nodes):
-        yield node.get("type") or "", ends.get(index, NodeStatus.FINISHED.value)
+    for index, node in enumerate(nodes_of(stored)):
+        if has_ended_since(index, node, stored):
+            yield node.get("type") or "", ends.get(index, NodeStatus.FINISHED.value)
 
 
 def count_ended(status: TaskStatus, nodes: Iterable[tuple[str, str]]) -> None:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import bson
 
+from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import iso, moment
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.validation import parents_by_node
 from flowkit.limits import LARGE_DOCUMENT_BYTES, NODE_STATE_BYTES
+from flowkit.masks import secret_paths
 from flowkit.models import RUNTIME_KEYS, NodeStatus, StatusChange, TaskStatus
 
 if TYPE_CHECKING:
@@ -37,9 +41,6 @@ NODE_STATES: Fields = {
 }
 """Projection with the status and epoch of each node."""
 
-WAITS_FOR = "waits_for"
-"""Field of a node with a text about what its attempt waits for; only while no external worker has accepted it."""
-
 FAILURES = "failures"
 """The field of a node's entry with how many attempts of its generation had failed before the latest one began. Absent
 before an attempt has followed another one."""
@@ -56,11 +57,22 @@ RECORDED_AT = "coordinator.recorded_at"
 SCHEDULED_AT = "scheduled_at"
 """Field with the nominal time of a task that a schedule has started, as RFC 3339 text in UTC; absent for others."""
 
+RUN_STARTED_AT = "run_started_at"
+"""Field with the time when the latest run of a task began, as ISO 8601 text in UTC. Absent before the first rerun: the
+first run began when the task was created, at `started_at`."""
+
+TIMES: Fields = {"_id": 0, "started_at": 1, RUN_STARTED_AT: 1, "finished_at": 1}
+"""Projection with the fields that `read_times` reads."""
+
 SATISFIED = "coordinator.satisfied"
 """Field with the prerequisites of a task that are satisfied; absent without any."""
 
 TRUNCATED = "coordinator.truncated"
 """Field of a document from which FlowKit has cut errors or other texts, because it would have become too large."""
+
+COUNTED = "coordinator.counted"
+"""Field with the `revision` and the number of `nodes` of a task when its latest rerun began; absent before. The ends of
+the nodes that no later action has started again have been counted before."""
 
 PINNED = "coordinator.pinned"
 """Field with the version of each role that a task has fixed (`version_policy`). `/` replaces the dots in a role."""
@@ -84,6 +96,16 @@ def read_satisfied(stored: Mapping[str, Any]) -> list[str]:
     return [each for each in listed if isinstance(each, str)] if isinstance(listed, list) else []
 
 
+def has_ended_since(index: int, node: Mapping[str, Any], stored: Mapping[str, Any]) -> bool:
+    """Return whether the end of a node has not been counted before the latest rerun of its task."""
+    before = (stored.get("coordinator") or {}).get("counted")
+    if not isinstance(before, dict):
+        return True
+    revision = str(node.get("reset_by") or "").rpartition("/")[2]
+    started_again = revision.isdecimal() and int(revision) > int(before["revision"])
+    return started_again or index >= int(before["nodes"])
+
+
 def new_task(
     task_id: str,
     params: Fields,
@@ -103,7 +125,7 @@ def new_task(
         "id": task_id,
         "pipeline_id": task_id,
         "status": TaskStatus.QUEUED.value,
-        "params": params,
+        **params_fields(params, graph),
         "graph": {
             **kept,
             "nodes": [new_node(node, parents[node["node_id"]]) for node in graph["nodes"]],
@@ -124,6 +146,17 @@ def new_task(
         **({SCHEDULED_AT: scheduled_at} if scheduled_at else {}),
         **owner(namespace_id, database_id),
     }
+
+
+SECRET_PARAMS = "secret_params"
+"""The field that lists where the params are secret, as their schema says: paths of keys and indexes. None without a
+schema."""
+
+
+def params_fields(params: Fields, graph: Fields) -> Fields:
+    """Return the fields of a document that hold the params of a task."""
+    schema = graph.get(PARAMS_SCHEMA)
+    return {"params": params, SECRET_PARAMS: None if schema is None else secret_paths(params, schema)}
 
 
 def estimate_bytes(params: Fields, graph: Fields) -> int:
@@ -239,3 +272,49 @@ def opened_history(at: float) -> list[Fields]:
     return history(
         [StatusChange(from_=None, to=queued, at=at), StatusChange(from_=queued, to=running, at=at)]
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskTimes:
+    """When a task was created, and when its latest run began and ended, in seconds since the epoch.
+
+    All durations of tasks that people see are computed here.
+    """
+
+    created_at: float
+    began_at: float
+    """When its latest run began: the creation of the task, or its latest rerun."""
+    ended_at: float | None
+    """None while the task has not ended."""
+
+    def run_seconds(self, now: float) -> float:
+        """Return how long the latest run took, or has been open."""
+        return self._until_end(self.began_at, now)
+
+    def total_seconds(self, now: float) -> float:
+        """Return how long all runs took, with the time between them: from the creation of the task."""
+        return self._until_end(self.created_at, now)
+
+    def _until_end(self, since: float, now: float) -> float:
+        return round(max(0.0, (now if self.ended_at is None else self.ended_at) - since), 2)
+
+
+def read_times(document: Mapping[str, Any]) -> TaskTimes | None:
+    """Return the times of a task from its document; None if it does not say when the task was created."""
+    created_at, ended_at = _timestamp(document.get("started_at")), document.get("finished_at")
+    if created_at is None:
+        return None
+    began_at = _timestamp(document.get(RUN_STARTED_AT))
+    return TaskTimes(
+        created_at=created_at,
+        began_at=created_at if began_at is None else began_at,
+        ended_at=utc(ended_at).timestamp() if isinstance(ended_at, datetime) else None,
+    )
+
+
+def _timestamp(text: Any) -> float | None:
+    """Return a time that a document holds as text; None for anything else, which other programs may have written."""
+    try:
+        return utc(datetime.fromisoformat(text)).timestamp()
+    except (TypeError, ValueError):
+        return None

@@ -9,9 +9,10 @@ from pymongo import ASCENDING
 from flowkit.adapters.mongo import Database, aggregated, durable, ensure_index, iso, moment, translate_errors
 from flowkit.adapters.tasks.cancel_flags import set_of_task_flag
 from flowkit.adapters.tasks.close import count_ended, counted_fields
-from flowkit.adapters.tasks.fields import NODE_STATES, PINNED, nodes_of
+from flowkit.adapters.tasks.fields import NODE_STATES, PINNED, has_ended_since, nodes_of
 from flowkit.adapters.turns import Turns
 from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, NodeStatus, SkipReason, TaskStatus
+from flowkit.models.waits import FIELDS as WAIT_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -43,8 +44,7 @@ _STATES = {
     "status": 1,
     "finished_at": 1,
     PINNED: 1,
-    "graph.hold_sec": 1,
-    **{f"graph.nodes.{name}": 1 for name in ("type", "status", "held_until_ms", "hold_sec")},
+    **{f"graph.nodes.{name}": 1 for name in ("type", "status", *WAIT_FIELDS)},
 }
 
 
@@ -127,15 +127,14 @@ class OpenTasks:
             {"$set": _orphan_set(stored, reason, at), "$push": {"status_history": change}},
         )
         if done.matched_count:
-            count_ended(TaskStatus.FAILED, map(_end_of, nodes_of(stored)))
+            nodes = enumerate(nodes_of(stored))
+            ended = (node for index, node in nodes if has_ended_since(index, node, stored))
+            count_ended(TaskStatus.FAILED, map(_end_of, ended))
         return bool(done.matched_count)
 
-    async def take_turn(self, namespace_id: str, owner: str, at: float, seconds: float) -> bool:
-        """Reserve the sweep of this namespace for `owner` for so many `seconds`.
-
-        Return False if another owner has reserved it.
-        """
-        return await self._turns.take(_turn(namespace_id), owner, at, seconds)
+    async def take_turn(self, namespace_id: str, owner: str, seconds: float) -> bool:
+        """Reserve the sweep of this namespace for `owner`, as `Turns.take` does."""
+        return await self._turns.take(_turn(namespace_id), owner, seconds)
 
     async def end_turn(self, namespace_id: str, owner: str) -> None:
         """Release the owner's reservation, so that another engine can sweep immediately."""

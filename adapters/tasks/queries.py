@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pymongo import DESCENDING
 
 from flowkit import reason_codes
+from flowkit.adapters.artifacts import FailedBatches, read_set_aside
 from flowkit.adapters.batch_uids import uid_filters, uid_text
 from flowkit.adapters.dispatches import ACTIVE_STATES, OutcomeKind
 from flowkit.adapters.entries import PROJECTION, epoch_of, oldest_first, utc
@@ -27,16 +28,19 @@ from flowkit.adapters.tasks.fields import (
     INPUT_DIGEST,
     PINNED,
     SCHEDULED_AT,
-    WAITS_FOR,
+    TIMES,
     WIRING,
+    TaskTimes,
     nodes_of,
     read_pins,
+    read_times,
 )
 from flowkit.adapters.tasks.reset import read_first_epochs
 from flowkit.graph.input_adapters import PULL, replace_alias
 from flowkit.graph.scheduled import format_nominal
 from flowkit.graph.validation import parents_by_node
-from flowkit.models import OPEN_TASK_STATUSES, FailureKind, NodeStatus
+from flowkit.models import OPEN_NODE_STATUSES, OPEN_TASK_STATUSES, FailureKind, NodeStatus
+from flowkit.models.waits import KIND, TEXT
 from flowkit.protocol.messages import EventKind
 from flowkit.validation.arguments import require, task_id_problem
 
@@ -48,8 +52,7 @@ _SUMMARY = {
     "id": 1,
     "status": 1,
     "reason": 1,
-    "started_at": 1,
-    "finished_at": 1,
+    **TIMES,
     "params.pipeline_name": 1,
     "graph.name": 1,
 }
@@ -98,7 +101,10 @@ _EXTERNAL_RUN = {
     "batches": 1,
 }
 
-_RUN_FIELDS = ("node_id", "attempt_epoch", "lease.worker_id", "lease.version", "started_at", "finished_at")
+_RUN_FIELDS = (
+    *("node_id", "attempt_epoch", "generation", "lease.worker_id", "lease.version"),
+    *("started_at", "finished_at"),
+)
 _NODE_RUNS = {"_id": 0} | {f"graph.nodes.{name}": 1 for name in _RUN_FIELDS}
 _RUNNING = {**_NODE_RUNS, "id": 1, "graph.nodes.status": 1}
 
@@ -154,6 +160,8 @@ class LatestNodeRun:
     """When the node ended."""
     version: str = ""
     """Version of the handler; empty for functions and external workers."""
+    generation: int = 0
+    """How often the node was started again. Shards of earlier generations have another number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -236,7 +244,7 @@ class TaskQueries:
         status: str | None,
         limit: int,
         *,
-        held: bool = False,
+        waits: str | None = None,
         name: str | None = None,
         since: float | None = None,
         ended_since: float | None = None,
@@ -245,14 +253,15 @@ class TaskQueries:
     ) -> list[dict[str, Any]]:
         """Return up to `limit` tasks, newest first and without their nodes. `status` None selects every status.
 
-        With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those whose
+        With `waits`, return only tasks with a node that waits for something of this kind; with `name`, only those whose
         `pipeline_name` or, without it, graph has this name; with `since` or `ended_since`, times in seconds since the
         epoch, only those that have started or ended then or later; with `id_prefix`, only those whose id begins so.
         `skip` is the number of newer tasks to leave out.
         """
         wanted: dict[str, Any] = {} if status is None else {"status": status}
-        if held:
-            wanted["graph.nodes.held_until_ms"] = {"$gt": 0}
+        if waits is not None:
+            waiting = {KIND: waits, "status": {"$in": OPEN_NODE_STATUSES}}
+            wanted |= {"finished_at": None, "graph.nodes": {"$elemMatch": waiting}}
         if since is not None:
             wanted["started_at"] = {"$gte": iso(since)}
         if ended_since is not None:
@@ -293,6 +302,12 @@ class TaskQueries:
         require(task_id_problem(task_id))
         found: dict[str, Any] | None = await self._db.tasks.find_one({"id": task_id}, {"_id": 0})
         return found
+
+    @translate_errors
+    async def times(self, task_id: str) -> TaskTimes | None:
+        """Return when a task was created, and when its latest run began and ended; None if there is no such task."""
+        require(task_id_problem(task_id))
+        return read_times(await self._db.tasks.find_one({"id": task_id}, TIMES) or {})
 
     @translate_errors
     async def status(self, task_id: str, *, namespace_id: str) -> str | None:
@@ -354,6 +369,21 @@ class TaskQueries:
         stored = {"$match": {"task_id": task_id, "status": "partial", **earlier}}
         return await self._counted(self._db.artifacts, stored, "$node_id")
 
+    @translate_errors
+    async def quarantining(self, task_id: str) -> list[str]:
+        """Return the nodes of a task that set failed batches aside: those with `on_batch_failure`."""
+        require(task_id_problem(task_id))
+        wanted = {"_id": 0, "graph.nodes.node_id": 1, "graph.nodes.on_batch_failure": 1}
+        stored = await self._db.tasks.find_one({"id": task_id}, wanted) or {}
+        return [node["node_id"] for node in nodes_of(stored) if node.get("on_batch_failure") is not None]
+
+    @translate_errors
+    async def set_aside(self, task_id: str) -> dict[str, FailedBatches]:
+        """Return the batches that the nodes of a task have set aside, by node id. Nodes without any are absent."""
+        require(task_id_problem(task_id))
+        earlier = await self._earlier_generations_filter(task_id)
+        return await read_set_aside(self._db.artifacts, {"task_id": task_id, **earlier})
+
     async def _earlier_generations_filter(self, task_id: str) -> dict[str, Any]:
         """Return the filter that omits the rows of earlier generations of a task's nodes."""
         first_epochs = await read_first_epochs(self._db.tasks, task_id)
@@ -374,12 +404,22 @@ class TaskQueries:
     async def shards(self, task_id: str) -> dict[str, ShardProgress]:
         """Return how far the shards of a task's nodes are, by node id. Nodes without shards are absent."""
         require(task_id_problem(task_id))
-        found = await ShardStore(self._db).progress(task_id, await read_first_epochs(self._db.tasks, task_id))
+        first = await read_first_epochs(self._db.tasks, task_id)
+        found = await ShardStore(self._db).progress(task_id, first)
+        for node_id, progress in found.items():
+            if progress.first_epoch > first.get(node_id, 0) + 1:
+                epochs = {"$gte": first.get(node_id, 0), "$lt": progress.first_epoch}
+                progress.before = await self._count_stored(task_id, node_id, epochs)
         if found:
             for (node_id, generation), batches in (await InputValues(self._db).batches(task_id)).items():
                 if node_id in found and found[node_id].generation == generation:
                     found[node_id].items = batches
         return found
+
+    @translate_errors
+    async def _count_stored(self, task_id: str, node_id: str, epochs: dict[str, int]) -> int:
+        own = {"task_id": task_id, "node_id": node_id, "status": "partial", "attempt_epoch": epochs}
+        return int(await self._db.artifacts.count_documents(own))
 
     @translate_errors
     async def sources(self, task_id: str) -> dict[str, list[str]]:
@@ -493,10 +533,10 @@ class TaskQueries:
         return {key: _external_run(row, waits.get(key[0])) for key, row in runs.items()}
 
     async def _waits(self, task_id: str) -> dict[str, str]:
-        names = {"_id": 0, "graph.nodes.node_id": 1, f"graph.nodes.{WAITS_FOR}": 1}
+        names = {"_id": 0, "graph.nodes.node_id": 1, f"graph.nodes.{TEXT}": 1}
         stored = await self._db.tasks.find_one({"id": task_id}, names)
         nodes = stored["graph"]["nodes"] if stored else []
-        return {node["node_id"]: node[WAITS_FOR] for node in nodes if node.get(WAITS_FOR)}
+        return {node["node_id"]: node[TEXT] for node in nodes if node.get(TEXT)}
 
     @translate_errors
     async def open_counts(self) -> dict[str, int]:
@@ -614,6 +654,7 @@ def _node_run(node: dict[str, Any]) -> LatestNodeRun:
         epoch=node.get("attempt_epoch") or 0,
         worker=lease.get("worker_id") or "",
         version=lease.get("version") or "",
+        generation=node.get("generation") or 0,
         started_at=_timestamp(node.get("started_at")),
         finished_at=_timestamp(node.get("finished_at")),
     )

@@ -25,13 +25,12 @@ from flowkit.adapters.tasks.fields import (
     PAUSED_SCOPES,
     RECORDED_AT,
     SATISFIED,
-    WAITS_FOR,
     history,
     nodes_of,
 )
 from flowkit.adapters.tasks.room import make_room
 from flowkit.limits import APPLIED_ACTIONS
-from flowkit.models import OPEN_NODE_STATUSES, NodeStatus
+from flowkit.models import OPEN_NODE_STATUSES, NodeStatus, waits
 from flowkit.models.actions import AppliedAction
 
 if TYPE_CHECKING:
@@ -303,7 +302,7 @@ def _finished_by_attempt(node: NodeRecord, stored_nodes: list[Fields], run_id: s
 
 def unset_of_decisions(nodes: Sequence[NodeRecord]) -> Fields:
     """Return the `$unset` for nodes that no longer wait for a decision or for prerequisites, or that are not paused."""
-    names = (WAITS_FOR, "held_until_ms")
+    names = (*waits.FIELDS, "held_until_ms")
     decided = (node.index for node in nodes if node.decided)
     continued = (node.index for node in nodes if node.paused is False)
     left = [
@@ -328,8 +327,8 @@ def node_fields(node: NodeRecord, at: float, run_id: str) -> Fields:
         fields[f"{path}.skip_reason"] = node.skip_reason.value
     if node.status.ended:
         fields[f"{path}.finished_at"] = moment(at)
-    if node.waits_for is not None:
-        fields[f"{path}.waits_for"] = node.waits_for
+    if node.wait is not None:
+        fields |= {f"{path}.{name}": value for name, value in waits.stored_wait(node.wait).items()}
     if node.paused:
         fields[f"{path}.{PAUSED}"] = True
     if node.held_until is not None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flowkit.adapters.tasks.fields import INPUT_DIGEST, SATISFIED, SCHEDULED_AT, new_task, nodes_of
+from flowkit.adapters.tasks.fields import (
+    COUNTED,
+    INPUT_DIGEST,
+    SATISFIED,
+    SCHEDULED_AT,
+    new_task,
+    nodes_of,
+    params_fields,
+)
 
 if TYPE_CHECKING:
     from flowkit.core.utils import Fields
@@ -17,7 +25,7 @@ REPLACED: Fields = {
 """The fields of the ended task that `replacing` reads."""
 
 _EARLIER_RUNS = dict.fromkeys(
-    ("coordinator.vars", "coordinator.vars_bytes", "coordinator.vars_measured", SATISFIED), ""
+    ("coordinator.vars", "coordinator.vars_bytes", "coordinator.vars_measured", SATISFIED, COUNTED), ""
 )
 
 
@@ -33,6 +41,6 @@ def replacing(stored: Fields, opening: OpenTask) -> tuple[Fields, Fields]:
     fresh = new_task(opening.task_id, opening.params, opening.graph, opening.at)
     begun = {"attempt_epoch": epoch, "first_epoch": epoch, "generation": generation}
     graph = {**fresh["graph"], "nodes": [{**node, **begun} for node in fresh["graph"]["nodes"]]}
-    sets = {"params": opening.params, "graph": graph, INPUT_DIGEST: fresh[INPUT_DIGEST]}
+    sets = {**params_fields(opening.params, opening.graph), "graph": graph, INPUT_DIGEST: fresh[INPUT_DIGEST]}
     nominal = {} if opening.scheduled_at is None else {SCHEDULED_AT: opening.scheduled_at}
     return {**sets, **nominal}, _EARLIER_RUNS

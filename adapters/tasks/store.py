@@ -25,6 +25,7 @@ from flowkit.adapters.mongo import (
     denied,
     durable,
     ensure_index,
+    iso,
     moment,
     translate_errors,
     with_room,
@@ -35,19 +36,23 @@ from flowkit.adapters.tasks.cancel_flags import UNSET_OF_TASK_FLAG, CancelFlags
 from flowkit.adapters.tasks.close import Closing
 from flowkit.adapters.tasks.extend import Extending
 from flowkit.adapters.tasks.fields import (
+    COUNTED,
     NODE_STATES,
     PAUSED,
     PAUSED_SCOPES,
     PINNED,
     RECORDED_AT,
+    RUN_STARTED_AT,
     SATISFIED,
     SCHEDULED_AT,
+    SECRET_PARAMS,
     WIRING,
     graph_difference,
     new_task,
     nodes_of,
     opened_history,
     owner,
+    params_fields,
     read_satisfied,
 )
 from flowkit.adapters.tasks.open_tasks import OpenTasks
@@ -58,6 +63,7 @@ from flowkit.adapters.tasks.reset import Resetting, read_first_epochs
 from flowkit.adapters.tasks.room import make_room
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
+from flowkit.core.time import LeaseObserver
 from flowkit.errors import RerunOutdated, StoreRefused, TaskIdTaken
 from flowkit.models import AttemptInput, EarlierRun, NodeStatus, TaskStatus
 from flowkit.models.columns import status_column
@@ -91,8 +97,9 @@ _GRAPH = {
     "graph.edges_ex": 1,
 }
 _RUNNING = [NodeStatus.RUNNING.value, NodeStatus.CANCELLING.value]
+_DEADLINES = {"_id": 0, "graph.nodes.node_id": 1, "graph.nodes.lease.deadline_ts_ms": 1}
 _BEFORE_ATTEMPT = [NodeStatus.QUEUED.value, NodeStatus.DEFERRED.value]
-_CONDITION_VALUES = {"_id": 0, "params": 1, "coordinator.vars": 1, SCHEDULED_AT: 1}
+_CONDITION_VALUES = {"_id": 0, "params": 1, SECRET_PARAMS: 1, "coordinator.vars": 1, SCHEDULED_AT: 1}
 _CONDITION_VALUES_AND_NODES = {
     **_CONDITION_VALUES,
     **{f"graph.nodes.{name}": 1 for name in ("node_id", "stats", "attempt_epoch", "first_epoch")},
@@ -110,6 +117,7 @@ _EARLIER = {
         )
     },
 }
+_COUNTED = {"_id": 0, "coordinator.revision": 1, "graph.nodes.node_id": 1}
 _EPOCHS = {"_id": 0, "run_seq": 1, "graph.nodes.attempt_epoch": 1, "graph.nodes.run_id": 1}
 
 
@@ -125,6 +133,8 @@ class StoredValues:
     """The ids of the nodes of which an attempt of the present generation has begun, in any run of the task."""
     scheduled_at: str | None = None
     """The nominal time at which a schedule has started the task, as RFC 3339 text in UTC."""
+    secret_params: list[list[str | int]] | None = None
+    """Where the schema of the params says that they are secret; None without a schema."""
 
 
 class TaskStore:
@@ -140,6 +150,7 @@ class TaskStore:
         self._database_id: str | None = None
         self.known_deployment: str | None = None
         """The result of `deployment`, once it has been called."""
+        self._leases = LeaseObserver()
         self.flags = CancelFlags(self._tasks)
         self.attempts = Attempts(self._tasks, reopen=self.reopen)
         """The attempts of nodes."""
@@ -292,10 +303,14 @@ class TaskStore:
             "finished_at": {"$ne": None},
             **({"namespace_id": {"$in": [namespace_id, None]}} if namespace_id else {}),
         }
-        sets: Fields = {"params": opening.params}
+        sets: Fields = {**params_fields(opening.params, opening.graph), RUN_STARTED_AT: iso(opening.at)}
         unsets: Fields = {}
         if rerun.replaces and (stored := await self._tasks.find_one(ended | own, REPLACED)) is not None:
-            sets, unsets = replacing(stored, opening)
+            replaced, unsets = replacing(stored, opening)
+            sets |= replaced
+        elif (stored := await self._tasks.find_one(ended | own, _COUNTED)) is not None:
+            revision = (stored.get("coordinator") or {}).get("revision") or 0
+            sets[COUNTED] = {"revision": revision, "nodes": len(nodes_of(stored))}
         adopted = await self._adopt(opening, ids, ended, sets=sets, unsets=unsets, projection=_EARLIER)
         if adopted is None:
             raise RerunOutdated(opening.task_id, rerun.run_seq)
@@ -381,6 +396,7 @@ class TaskStore:
         nodes = nodes_of(stored)
         return StoredValues(
             params=stored.get("params") or {},
+            secret_params=stored.get(SECRET_PARAMS),
             variables=(stored.get("coordinator") or {}).get("vars") or {},
             stats={node["node_id"]: node["stats"] for node in nodes if node.get("stats")},
             begun=frozenset(
@@ -466,19 +482,47 @@ class TaskStore:
         except ValueError as error:
             raise StoreRefused(f"the document of task {task_id!r} cannot be read: {error}") from None
 
-    @translate_errors
-    async def running(self, task_id: str, node_ids: Sequence[str], at: float) -> set[str]:
-        """Return which of these nodes are running or being cancelled, with a lease that has not expired at `at`.
+    async def external_runs(self, task_id: str, node_ids: Sequence[str]) -> dict[str, bool]:
+        """Return whether a worker runs these nodes, without those that no bridge has dispatched (`external_runs`)."""
+        return await external_runs(self.database, task_id, node_ids, self._leases)
 
-        After a loss, a node shows its old lease until its next attempt begins. Reads a few bytes for each node, however
-        large the task is. The leases of external workers are in their dispatch records, because writing each renewal to
-        a large document would be slow.
+    @translate_errors
+    async def running(self, task_id: str, node_ids: Sequence[str], lease_sec: float) -> set[str]:
+        """Return which of these nodes are running or being cancelled, without those whose workers are lost.
+
+        After a loss, a node shows its old lease until its next attempt begins. Its worker counts as lost when this
+        process has seen the same lease for `lease_sec` seconds. Reads a few bytes for each node, however large the task
+        is, unless a lease was renewed. The leases of external workers are in their dispatch records, because writing
+        each renewal to a large document would be slow.
         """
-        external = await external_runs(self.database, task_id, node_ids, at)
-        native = [node_id for node_id in node_ids if node_id not in external]
-        lasting = {"lease.deadline_ts_ms": {"$not": {"$lt": int(at * 1000)}}}
-        running = await self._find_native(task_id, native, lasting)
-        return running | {node_id for node_id, runs in external.items() if runs}
+        external = await self.external_runs(task_id, node_ids)
+        read_at = self._leases.now()
+        native = await self.native(task_id, [node_id for node_id in node_ids if node_id not in external])
+        deadlines = await self._read_deadlines(task_id, native)
+        silent_sec = {
+            node_id: self._leases.unchanged_sec((task_id, node_id), deadline, read_at)
+            for node_id, deadline in deadlines.items()
+            if deadline is not None
+        }
+        lost = {node_id for node_id, seconds in silent_sec.items() if seconds >= lease_sec}
+        return (native - lost) | {node_id for node_id, runs in external.items() if runs}
+
+    async def _read_deadlines(self, task_id: str, node_ids: Collection[str]) -> dict[str, int | None]:
+        """Return the deadlines in the leases of nodes. The entry of a node with shards has none."""
+        known = {node_id: self._leases.value_of((task_id, node_id)) for node_id in node_ids}
+        same = [
+            node_id
+            for node_id, deadline in known.items()
+            if deadline is not None
+            and await self._find_native(task_id, [node_id], {"lease.deadline_ts_ms": deadline})
+        ]
+        found = {node_id: known[node_id] for node_id in same}
+        if len(found) == len(node_ids):
+            return found
+        stored = await self._tasks.find_one({"id": task_id}, _DEADLINES)
+        nodes = stored["graph"]["nodes"] if stored else []
+        read = {node["node_id"]: (node.get("lease") or {}).get("deadline_ts_ms") for node in nodes}
+        return {node_id: read.get(node_id) for node_id in node_ids} | found
 
     @translate_errors
     async def native(self, task_id: str, node_ids: Sequence[str]) -> set[str]:

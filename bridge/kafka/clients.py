@@ -62,6 +62,18 @@ _SASL = frozenset(
     )
 )
 
+
+class UnreadableBatch(Exception):
+    """A batch of Kafka that is damaged, or that cannot be decompressed."""
+
+    def __init__(self, why: str, offset: int | None = None, end: int | None = None) -> None:
+        super().__init__(why if offset is None else f"the record at offset {offset} cannot be read: {why}")
+        self.offset = offset
+        """The offset of the first record that cannot be read, if it is known."""
+        self.end = end
+        """The offset after the last record of the batch, if it is known."""
+
+
 CLIENT_ID = "flowkit-bridge"
 _TLS_FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile")
 
@@ -317,7 +329,7 @@ def kafka_errors() -> tuple[type[Exception], ...]:
     """Return the errors that come from Kafka or the network, not from a mistake in the calling code."""
     from aiokafka.errors import KafkaError
 
-    return (KafkaError, OSError)
+    return (KafkaError, UnreadableBatch, OSError)
 
 
 def connect_errors() -> tuple[type[Exception], ...]:

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit.attempt.background import LoopHealth, OutageLogger
 from flowkit.bridge.kafka import clients
+from flowkit.bridge.kafka.clients import UnreadableBatch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-    from aiokafka import ConsumerRecord
+    from aiokafka import ConsumerRecord, TopicPartition
 
     from flowkit.bridge.kafka.clients import KafkaConnection
+    from flowkit.bridge.kafka.record_reader import RecordReader
 
     Handle = Callable[[Sequence[ConsumerRecord]], Awaitable[None]]
     Settle = Callable[[], Awaitable[None]]
     Offsets = Mapping[Any, int]
 
 _logger = logging.getLogger("flowkit.bridge")
-
-MAX_RECORDS = 500
 
 POLL_MS = 1_000
 """How long a poll waits for records; it returns as soon as there are some."""
@@ -37,6 +37,13 @@ PROBE_SEC = 5.0
 """How often a consumer without new records checks that Kafka responds."""
 
 AFTER_ERROR_SEC = 1.0
+
+UNREADABLE_SEC = 5.0
+"""How long a consumer waits before it tries again to read a batch that cannot be read."""
+
+RELEASED_SEC = 2 * UNREADABLE_SEC
+"""How long it then reads without an error until it counts as reading on."""
+
 RECONNECT_PAUSE_SEC = 0.5
 
 HAND_OVER_SEC = 10.0
@@ -70,6 +77,8 @@ class RecordConsumer:
     ) -> None:
         self.health = LoopHealth(name=f"consumer {group}")
         self.connected = False
+        self.held: str | None = None
+        """What prevents the consumer from reading on; None while it reads. An outage is none of it."""
         self.positions: dict[tuple[str, int], int] = {}
         """The offset after the last handled record, by topic and partition."""
         self._connection = connection
@@ -79,6 +88,7 @@ class RecordConsumer:
         self._settle = settle
         self._commits: Commits
         self._watch: _RebalanceWatch
+        self._held_at = 0.0
         self._probed_at = 0.0
         # A commit can fail while polls still return records, so it does not count as a lost connection.
         self._commit_outage = OutageLogger(f"commit the offsets of the group {group}")
@@ -89,19 +99,25 @@ class RecordConsumer:
         try:
             while True:
                 await self._connect_and_read()
-                await asyncio.sleep(RECONNECT_PAUSE_SEC)
+                await asyncio.sleep(RECONNECT_PAUSE_SEC if self.held is None else UNREADABLE_SEC)
         finally:
             self.health.running = self.connected = False
 
     async def _connect_and_read(self) -> None:
+        from flowkit.bridge.kafka.record_reader import RecordReader
+
         try:
-            client = await clients.start(self._new_client())
+            reader = RecordReader(self._new_client(), one_by_one=self.held is not None)
+            client = await reader.start()
         except clients.connect_errors() as error:
             self._note_outage(error)
             return
         try:
             while True:
-                await self._poll(client)
+                await self._poll(client, reader)
+        except UnreadableBatch as error:
+            await self._commits.finish(LAST_COMMIT_SEC)
+            await self._hold(client, error)
         except clients.kafka_errors() as error:
             self._note_outage(error)
         except asyncio.CancelledError:
@@ -133,9 +149,12 @@ class RecordConsumer:
         client.subscribe(self._topics, listener=self._watch)
         return client
 
-    async def _poll(self, client: Any) -> None:
+    async def _poll(self, client: Any, reader: RecordReader) -> None:
         self._commits.check()
-        batches: Mapping[Any, list[Any]] = await client.getmany(timeout_ms=POLL_MS, max_records=MAX_RECORDS)
+        batches = await reader.read(POLL_MS)
+        if self.held is not None and time.monotonic() - self._held_at > RELEASED_SEC:
+            _logger.info("the consumer %s reads on", self._group)
+            self.held = None
         if not batches:
             await self._probe(client)
             return
@@ -147,6 +166,21 @@ class RecordConsumer:
                 ends = {place: batch[-1].offset + 1 for place, batch in batches.items()}
                 self.positions |= {(place.topic, place.partition): offset for place, offset in ends.items()}
                 self._commits.add(ends)
+
+    async def _hold(self, client: Any, error: UnreadableBatch) -> None:
+        """Say which batch cannot be read. The group keeps its position before it, so that no record is lost."""
+        places = await _partitions_at(client, error.offset)
+        where = ", ".join(f"partition {each.partition} of the topic {each.topic}" for each in places)
+        which = "up to it" if error.end is None else f"before offset {error.end}"
+        held = (
+            f"a batch in Kafka cannot be read ({where or ', '.join(self._topics)}): {error}; to go on without it, "
+            f"delete the records {which} with kafka-delete-records"
+        )
+        if held != self.held:
+            _logger.error("the consumer %s is held: %s", self._group, held)
+        self.held, self._held_at = held, time.monotonic()
+        clients.count_error(error)
+        self.health.last_error_at, self.health.last_error = time.time(), held
 
     async def _probe(self, client: Any) -> None:
         """Find out now and then whether Kafka responds: without records, a poll does not show that it is away."""
@@ -208,7 +242,8 @@ class RecordConsumer:
             await asyncio.sleep(RECONNECT_PAUSE_SEC)
 
     def _note_success(self) -> None:
-        self.health.last_ok_at = time.time()
+        if self.held is None:
+            self.health.last_ok_at = time.time()
         if not self.connected:
             self.connected = True
             _logger.info("the consumer %s is connected to Kafka", self._group)
@@ -227,6 +262,15 @@ class RecordConsumer:
     def _note_error(self, error: BaseException) -> None:
         self.health.last_error_at = time.time()
         self.health.last_error = clients.reason(error)
+
+
+async def _partitions_at(client: Any, offset: int | None) -> list[TopicPartition]:
+    """Return the partitions of a client from which it reads this offset next."""
+    try:
+        async with asyncio.timeout(clients.REQUEST_TIMEOUT_SEC):
+            return [each for each in sorted(client.assignment()) if await client.position(each) == offset]
+    except clients.kafka_errors():
+        return []
 
 
 def _is_being_cancelled() -> bool:

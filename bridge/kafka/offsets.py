@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from flowkit.bridge.kafka.clients import KafkaConnection
+    from flowkit.bridge.kafka.record_reader import RecordReader
 
 T = TypeVar("T")
 
@@ -23,7 +24,6 @@ PARTITIONS_TTL_SEC = 30.0
 FIND_IDLE_SEC = 5.0
 """How long `find` waits for the next records before it reports that Kafka does not respond."""
 
-_FIND_RECORDS = 500
 _FIND_BYTES = 4 << 20
 _NO_OFFSET = -1
 
@@ -195,17 +195,21 @@ class _RecordSearch:
         self._topic = topic
         self._partition = partition
         self._consumer: Any = None
+        self._reader: RecordReader
         self._where: Any = None
 
     async def open(self, start: int) -> range:
         """Connect, and return the offsets from `start` to the end as of now."""
         from aiokafka import AIOKafkaConsumer, TopicPartition
 
+        from flowkit.bridge.kafka.record_reader import RecordReader
+
         where = TopicPartition(self._topic, self._partition)
         if self._consumer is None:
             options = {**_client_options(self._connection), "auto_offset_reset": "earliest"}
             options |= dict.fromkeys(("max_partition_fetch_bytes", "fetch_max_bytes"), _FIND_BYTES)
-            self._consumer = await clients.start(AIOKafkaConsumer(**options))
+            self._reader = RecordReader(AIOKafkaConsumer(**options))
+            self._consumer = await self._reader.start()
             self._consumer.assign([where])
         end = (await self._consumer.end_offsets([where]))[where]
         begin = (await self._consumer.beginning_offsets([where]))[where]
@@ -224,7 +228,7 @@ class _RecordSearch:
         self._consumer.seek(self._where, offsets.start)
         heard_at = time.monotonic()
         while await self._consumer.position(self._where) < offsets.stop:
-            batches = await self._consumer.getmany(timeout_ms=1_000, max_records=_FIND_RECORDS)
+            batches = await self._reader.read(timeout_ms=1_000)
             if records := batches.get(self._where):
                 heard_at = time.monotonic()
                 found = (each.offset for each in records if has_dedup_id(each.value, dedup_id))

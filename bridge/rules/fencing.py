@@ -96,12 +96,15 @@ def _judge_acceptance(record: Dispatch, event: StatusEvent) -> Verdict:
 def _is_of_lease(record: Dispatch, lease: WorkerLease, event: StatusEvent) -> bool:
     """Return whether an event of the owner belongs to its current lease. Only some kinds of events name a lease.
 
-    A lease has no id if events that name none arrived before the acceptance.
+    A lease has no id if events that name none arrived before the acceptance. On the topic of another role, an
+    event must name the lease: whoever may write there may know the worker, but not what it received for its own role.
     """
     lease_id = lease_id_of(event)
+    if event.role != record.attempt.role:
+        return lease_id != "" and lease_id == lease.lease_id
     if lease.lease_id or not lease_id:
         return lease_id in ("", lease.lease_id)
-    return event.role == record.attempt.role and lease_id not in record.past_leases
+    return lease_id not in record.past_leases
 
 
 def _judge_foreign(event: StatusEvent) -> Verdict:

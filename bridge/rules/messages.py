@@ -41,6 +41,9 @@ ANY = "*"
 
 _ADAPTER, _ARGS = "input_adapter", "input_args"
 _SHOWN_CHARS = 300
+_KEY_BYTES = 2 * 4 * ID_CHARS + 1
+"""The longest key that names a task and a node: a character has up to four bytes."""
+
 _LATEST_MS = 2**53
 """Times are below this limit, up to which floating-point numbers are exact."""
 
@@ -224,8 +227,10 @@ def _read_envelope(value: bytes) -> Envelope | None:
 
 def _nodes_of_key(key: bytes | None) -> tuple[tuple[str, str], ...]:
     """Return each pair of a task id and a node id that the key `T:N` of a record may name."""
+    if key is None or len(key) > _KEY_BYTES:
+        return ()  # each colon of a key makes another pair, of its whole length
     try:
-        parts = (key or b"").decode().split(":")
+        parts = key.decode().split(":")
     except UnicodeDecodeError:
         return ()
     pairs = ((":".join(parts[:at]), ":".join(parts[at:])) for at in range(1, len(parts)))
@@ -248,7 +253,7 @@ def _read(value: bytes | None, expected: MsgType) -> tuple[Envelope, Message | N
     if not value:
         raise Malformed("the record has no value")
     if len(value) > KAFKA_RECORD_BYTES:
-        raise Malformed(f"the record has {len(value):,} bytes, more than {KAFKA_RECORD_BYTES:,}")
+        raise Malformed(f"the record has more than {KAFKA_RECORD_BYTES:,} bytes")
     try:
         envelope = Envelope.from_json(value)
         payload = read_payload(envelope)

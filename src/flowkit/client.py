@@ -41,16 +41,18 @@ from flowkit.actions.scopes import children_of
 from flowkit.actions.table import parse_action
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.role_contracts import RoleContracts
-from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner
+from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner, read_times
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.attempt.pollers import bridged_problems
 from flowkit.attempt.workflows import (
     ABSENT,
+    QUERY_SEC,
     Found,
     WorkflowState,
     is_absent,
     look_up,
+    query,
     read_input_digest,
     read_marker,
 )
@@ -69,6 +71,7 @@ from flowkit.errors import (
     UnknownTask,
 )
 from flowkit.graph.contracts import data_edges
+from flowkit.graph.params import complete_params
 from flowkit.graph.scheduled import Nominal, evaluate_params, format_nominal, nominal_fields
 from flowkit.graph.submission import convert_to_json, is_large, validate_input
 from flowkit.graph.validation import normalized, raise_if, unknown_function
@@ -81,7 +84,8 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
-from flowkit.models.ownership import INPUT_MEMO, Owner, OwnerKind, belongs_here, reserved_for, task_owner
+from flowkit.models.ownership import INPUT_MEMO, Owner, OwnerKind, belongs_here, is_flow_run, task_owner
+from flowkit.models.waits import OUTSIDE
 from flowkit.text import clean, one_line, shown, truncate
 from flowkit.validation.arguments import (
     check_wait,
@@ -138,6 +142,7 @@ _ENDING_SEC = 60.0
 """How long a rerun waits for a task that is ending, whose attempts have `cancel_grace_sec` to stop."""
 _UPDATE_PAUSES_SEC = (0.2, 0.4, 0.8, 1.6)
 """Seconds between the tries of an update. A run that continues as new may end while an update reaches it."""
+_PREVIEW_TRIES = 2
 _UNANSWERED = (
     RPCStatusCode.FAILED_PRECONDITION,
     RPCStatusCode.UNAVAILABLE,
@@ -160,6 +165,10 @@ class TaskSummary:
     started_at: str | None = None
     """When the task was created, as ISO 8601 text in UTC."""
     finished_at: str | None = None
+    seconds: float | None = None
+    """How long its latest run took, or has been open when the list was read."""
+    total_seconds: float | None = None
+    """The same since its creation: with all earlier runs, and the time between them."""
     reason: str | None = None
     """Why the task failed or was cancelled."""
 
@@ -172,7 +181,7 @@ class TaskCatalog(TaskQueries):
         status: str | None = None,
         limit: int = 50,
         *,
-        held: bool = False,
+        waits: str | None = None,
         name: str | None = None,
         since: float | None = None,
         ended_since: float | None = None,
@@ -181,20 +190,23 @@ class TaskCatalog(TaskQueries):
     ) -> list[TaskSummary]:
         """Return up to `limit` tasks, newest first: those with `status`, or all if it is None.
 
-        With `held`, return only tasks with a failed node that waits for a decision; with `name`, only those
+        With `waits`, return only tasks with a node that waits for something outside the task: `decision` for a person,
+        who decides about a held failure or an approval, and `event` for prerequisites. With `name`, return only those
         of this name; with `since` or `ended_since`, times in seconds since the epoch, only those that have started
         or ended then or later; with `id_prefix`, only those whose id begins so. `skip` is the number of newer tasks
         to leave out.
 
-        Raise ConfigError for an unknown status, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
+        Raise ConfigError for an unknown status or wait, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
         """
         if status is not None:
             require(choice_problem(status, "status", [each.value for each in TaskStatus]))
+        if waits is not None:
+            require(choice_problem(waits, "waits", [each.value for each in OUTSIDE]))
         require(whole_problem(limit, "limit", 1, limits.LIST_TASKS))
         found = await self.newest(
             status,
             limit,
-            held=held,
+            waits=waits,
             name=name,
             since=since,
             ended_since=ended_since,
@@ -211,12 +223,15 @@ def make_summary(document: dict[str, Any]) -> TaskSummary | None:
     """
     try:
         graph, params = document.get("graph") or {}, document.get("params") or {}
+        times, now = read_times(document), time.time()
         return TaskSummary(
             task_id=document["id"],
             status=TaskStatus(document["status"]),
             name=pipeline_name(_text(graph.get("name")), params),
             started_at=_text(document.get("started_at")),
             finished_at=_format_time(document.get("finished_at")),
+            seconds=times.run_seconds(now) if times else None,
+            total_seconds=times.total_seconds(now) if times else None,
             reason=_text(document.get("reason")),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -411,7 +426,7 @@ class TaskClient:
         it. With `priority`, Temporal's task queues prefer the task to others, or treat it fairly, where the
         server can. With `nominal`, the task is as one that this schedule has started.
         """
-        _check_new_id(task_id, owner.kind)
+        _check_new_id(task_id, owner.kind, nominal)
         given, edges = await self._convert(task_id, params, graph, functions)
         own = await asyncio.to_thread(input_digest, given["params"], given["graph"])
         workflow_input = await self._checked_input(task_id, given)
@@ -432,9 +447,10 @@ class TaskClient:
         """
         nominal = format_nominal(at)
         task_id = f"{name}-{nominal}"
-        _check_new_id(task_id)
+        _check_new_id(task_id, OwnerKind.SCHEDULE)
         raw = convert_to_json("params", {} if params is None else params)
-        evaluated = await asyncio.to_thread(evaluate_params, raw, nominal)
+        completed = await asyncio.to_thread(complete_params, graph, raw, of_schedule=True)
+        evaluated = await asyncio.to_thread(evaluate_params, completed, nominal)
         given, _ = await self._convert(task_id, evaluated, graph, None)
         return await self._checked_input(task_id, {**given, "params": raw}, schedule_id=name)
 
@@ -475,7 +491,7 @@ class TaskClient:
         if submissions is None:
             raise products.missing("the admission queue", "admission")
         task_id = str(uuid.uuid4()) if task_id is None else task_id
-        _check_new_id(task_id)
+        _check_new_id(task_id, nominal=nominal)
         given, edges = await self._convert(task_id, params, graph, functions)
         await submissions.submit(admission, task_id, {**given, **nominal_fields(nominal)})
         await self._warn_of_contracts(task_id, edges)
@@ -493,12 +509,13 @@ class TaskClient:
         graph: dict[str, Any],
         functions: Collection[str] | None,
     ) -> tuple[dict[str, Any], tuple[DataEdge, ...]]:
-        """Return graph and params as JSON values, and the edges over which data flows.
+        """Return graph and params as JSON values, with default values, and the edges over which data flows.
 
         Raise GraphError if they are invalid.
         """
         own_params = {} if params is None else convert_to_json("params", params)
         given = {"params": own_params, "graph": convert_to_json("graph", graph)}
+        given["params"] = await asyncio.to_thread(complete_params, given["graph"], own_params)
         edges = await asyncio.to_thread(self._check, task_id, given, functions)
         await self._params.check(given["graph"], given["params"])
         return given, edges
@@ -636,7 +653,7 @@ class TaskClient:
         # The engines of one queue use the same database.
         on_own_queue = self._any_queue or description.task_queue == self._queue
         if marker is None:
-            return on_own_queue and reserved_for(task_id) is None
+            return on_own_queue and not is_flow_run(task_id)
         try:
             return belongs_here(task_id, marker, await self.deployment())
         except StoreUnavailable:
@@ -782,15 +799,19 @@ class TaskClient:
         """Return what an action would affect, in the form of `act`. It changes nothing.
 
         Raise ActionRejected and UnknownTask as `act` does. Temporal returns only the text of a rejected
-        query, so `cause` does not say why the task rejects the action.
+        query, so `cause` does not say why the task rejects the action. Raise ActionUnanswered if no engine answers
+        within 10 seconds: only the workflow knows what an action would affect.
         """
         parse_action(name, {**given})
         _check_keys(name, given)
-        handle = await self._find_open(task_id, name)
+        await self._find_open(task_id, name)
         try:
-            result: dict[str, Any] = await handle.query(
-                PREVIEW_QUERY, args=[name, {**given}], result_type=dict
+            result: dict[str, Any] = await query(
+                self._client, task_id, PREVIEW_QUERY, name, {**given}, tries=_PREVIEW_TRIES
             )
+        except TimeoutError:
+            waited = _PREVIEW_TRIES * QUERY_SEC
+            raise ActionUnanswered(task_id, name, waited, preview=True) from None
         except WorkflowQueryFailedError as error:
             raise ActionRejected(one_line(error)) from None
         return result
@@ -1059,10 +1080,10 @@ class TaskClient:
         return (await look_up(self._client, handle.id)).state is WorkflowState.OPEN
 
     async def list_tasks(
-        self, status: str | None = None, limit: int = 50, *, held: bool = False
+        self, status: str | None = None, limit: int = 50, *, waits: str | None = None
     ) -> list[TaskSummary]:
         """Return the newest tasks first, as `TaskCatalog.list_tasks` does."""
-        return await self._catalog.list_tasks(status, limit, held=held)
+        return await self._catalog.list_tasks(status, limit, waits=waits)
 
     def handle(self, task_id: str) -> WorkflowHandle[Task, TaskResult]:
         """Return Temporal's workflow handle for a task. Raise ConfigError if `task_id` is not a valid task id."""
@@ -1196,8 +1217,9 @@ def _ended_state(entry: Mapping[str, Any]) -> NodeState:
     )
 
 
-def _check_new_id(task_id: str, kind: OwnerKind = OwnerKind.TASK) -> None:
-    """Raise GraphError if a task that `kind` starts cannot have this id."""
+def _check_new_id(task_id: str, kind: OwnerKind = OwnerKind.TASK, nominal: Nominal | None = None) -> None:
+    """Raise GraphError if a task that `kind` starts cannot have this id. That of its nominal time always fits."""
+    kind = OwnerKind.SCHEDULE if nominal is not None and nominal.task_id == task_id else kind
     raise_if([problem] if (problem := new_task_id_problem(task_id, kind=kind)) else [])
 
 

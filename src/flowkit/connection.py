@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import shlex
 import threading
@@ -24,6 +23,7 @@ from flowkit.errors import ConfigError, FlowKitError
 from flowkit.models.temporal_names import SEARCH_ATTRIBUTES
 from flowkit.payload_converter import configured_converter
 from flowkit.text import shown_address, truncate
+from flowkit.validation.web_pages import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ async def connect() -> Client:
     settings = _read_settings()
     address, namespace = settings["target_host"], settings["namespace"]
     converter = configured_converter()
-    compression = GrpcCompression.NONE if is_loopback(address) else GrpcCompression.GZIP
+    compression = GrpcCompression.NONE if is_local(address) else GrpcCompression.GZIP
     try:
         client = await Client.connect(**settings, data_converter=converter, grpc_compression=compression)
         await client.workflow_service.describe_namespace(DescribeNamespaceRequest(namespace=client.namespace))
@@ -134,13 +134,9 @@ async def registered_search_attributes(client: Client) -> tuple[str, ...]:
     return tuple(name for name in SEARCH_ATTRIBUTES if name in known.custom_attributes)
 
 
-def is_loopback(address: str) -> bool:
+def is_local(address: str) -> bool:
     """Return whether `host:port` is this machine, where compression takes time without saving bandwidth."""
-    host = urlsplit(f"//{address}").hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return is_loopback(urlsplit(f"//{address}").hostname or "")
 
 
 _ACCESS_DENIED = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNAUTHENTICATED)

@@ -215,17 +215,22 @@ class ActionRejected(FlowKitError):
 
 
 class ActionUnanswered(FlowKitError, TimeoutError):
-    """No engine has applied the action within the timeout of the call. It may still be applied."""
+    """No engine has applied the action within the timeout of the call, and it may still be applied; or no engine has
+    answered its preview, which changes nothing.
+    """
 
     code = reason_codes.ACTION_UNANSWERED
 
-    def __init__(self, task_id: str, action: str, timeout: float) -> None:
+    def __init__(self, task_id: str, action: str, timeout: float, *, preview: bool = False) -> None:
         self.task_id = task_id
-        super().__init__(
-            f"no engine has applied {action} to task {task_id!r} within {timeout:g} s, and it may be "
-            "applied later; check that "
-            "an engine runs, and look at the task before you repeat the action"
+        text = (
+            f"no engine has answered within {timeout:g} s what {action} would change in task {task_id!r}; nothing has "
+            "changed: check that an engine runs, and try again"
+            if preview
+            else f"no engine has applied {action} to task {task_id!r} within {timeout:g} s, and it may be applied "
+            "later; check that an engine runs, and look at the task before you repeat the action"
         )
+        super().__init__(text)
 
 
 class AdmissionRejected(FlowKitError):

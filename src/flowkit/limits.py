@@ -238,7 +238,7 @@ LIST_TASKS = 10_000
 """Maximum number of tasks that one call of `list_tasks` returns."""
 
 KAFKA_RECORD_BYTES = 4_000_000
-"""Largest record that the bridge reads from Kafka. External workers send at most about 1 MiB."""
+"""Largest value of a record from Kafka, after decompression. External workers send at most about 1 MiB."""
 
 ANNOUNCEMENT_BYTES = 16_000
 """Largest announcement of an external worker whose capabilities and capacity FlowKit stores."""

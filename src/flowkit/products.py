@@ -153,7 +153,7 @@ class LinePage:
     later: bool
     """Whether there are lines after them."""
     end: str
-    """The place after which the next page begins; lines of a lower level before it need not be read again."""
+    """The `after` of the next page, which has what MongoDB has stored since. Lines of a lower level come in no page."""
 
 
 class LogReader(Protocol):
@@ -179,7 +179,7 @@ class LogReader(Protocol):
         after: str = "",
         limit: int = 200,
     ) -> LinePage:
-        """Return the last lines of an attempt; or those before one place; or the first ones after another place."""
+        """Return the last lines of an attempt; or those before a place; or the next ones after the `end` of a page."""
 
     async def kept_sec(self) -> float | None:
         """Return how long lines are kept; None for ever."""

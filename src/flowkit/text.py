@@ -7,34 +7,16 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import shlex
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 ELLIPSIS = "…"
 EXCERPT = "\n  | "
 """Begins each line of a text that an error or a warning shows below its own line."""
 
-HIDDEN = "(hidden)"
-"""Stands in texts for people in place of a secret."""
-SECRET_KEY = re.compile(
-    r"passw(or)?d|passphrase|secret|token|api_?key|access_?key|private_?key|authorization|credential|cookie",
-    re.IGNORECASE,
-)
-"""Names of values that are secrets."""
-SECRET_TEXT = re.compile(
-    r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]+"  # a JSON web token
-    r"|AKIA[A-Z0-9]{16}"  # an AWS access key
-    r"|AIza[\w-]{35}"  # a Google API key
-    r"|xox[baprs]-[\w-]+"  # a Slack token
-    r"|gh[pousr]_\w{30,}"  # a GitHub token
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]+-----|$)"
-    r"|(?<=(?i:bearer) )[\w.~+/=-]{16,}"
-    r"|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)"  # the user and the password of an address
-)
-"""Secrets of well-known forms."""
 _NAMES = 3
 _COMPARED = 200
 """How many names one name is compared with."""
@@ -42,6 +24,7 @@ _COMPARED = 200
 _NAME_CHARS = 40
 _LINE_CHARS = 100
 _VALUE_CHARS = 80
+_CAUSE_CHARS = 200
 _HOST = r"(?:[A-Za-z0-9._%-]+|\[[0-9A-Fa-f:.%]+\])(?::\d{1,5})?"
 _ADDRESS = re.compile(
     rf"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+]*)://)?(?:[^/?#@]*@)?(?P<hosts>{_HOST}(?:, ?{_HOST})*)(?:[/?][^@]*)?"
@@ -67,28 +50,19 @@ def visible(text: str) -> str:
     return _DECEPTIVE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def hide_named(name: object, value: Any) -> Any:
-    """Return a value without the texts that it holds under keys such as `password`. `name` is its own key."""
-    if SECRET_KEY.search(str(name)):
-        return hide_texts(value)
-    match value:
-        case Mapping():
-            return {key: hide_named(key, held) for key, held in value.items()}
-        case list() | tuple():
-            return [hide_named("", held) for held in value]
-    return value
+def shell_word(text: str) -> str:
+    r"""Return a text as one word of a command for bash or zsh, which can be pasted into a terminal.
+
+    Control characters would act there before the shell reads them, so `$'…'` contains them as escapes like `\025`.
+    """
+    if visible(text) == text and text.isprintable():
+        return shlex.quote(text)
+    parts = (c if c.isprintable() and c not in "'\\" else _octal(c) for c in clean(text))
+    return f"$'{''.join(parts)}'"
 
 
-def hide_texts(held: Any) -> Any:
-    """Return a value with all its texts hidden. Numbers stay: they count tokens, for example."""
-    match held:
-        case Mapping():
-            return {key: hide_texts(each) for key, each in held.items()}
-        case list() | tuple():
-            return [hide_texts(each) for each in held]
-        case str() | bytes() if held:
-            return HIDDEN
-    return held
+def _octal(char: str) -> str:
+    return "".join(f"\\{byte:03o}" for byte in char.encode())
 
 
 def shown_address(address: str) -> str:
@@ -166,6 +140,15 @@ def count_of(number: int, what: str) -> str:
 def describe_set_aside(batches: int) -> str:
     """Return a text for the number of failed batches that a node has set aside."""
     return "1 batch is set aside" if batches == 1 else f"{batches:,} batches are set aside"
+
+
+def describe_causes(codes: Mapping[str, int], latest: str) -> str:
+    """Return why batches have failed: how many with each reason code, most first, and the error of the latest one."""
+    ordered = sorted(codes.items(), key=lambda each: (-each[1], each[0]))
+    shown = [f"{code} {count:,}" for code, count in ordered[:_NAMES]]
+    more = sum(count for _, count in ordered[_NAMES:])
+    others = [f"others {more:,}"] if more else []
+    return f"{', '.join([*shown, *others])}; latest: {shorten(latest, _CAUSE_CHARS)}"
 
 
 def truncate(text: str, chars: int) -> str:

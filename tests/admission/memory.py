@@ -387,17 +387,17 @@ class MemoryStore:
         for token in change.ended:
             del own["doubt"][token]
         own["services"] = [*own["services"], *change.services][-KEPT_SERVICES:]
-        if change.renew_until is not None:
-            own["sessions"][change.session] = change.renew_until
+        if change.renewal is not None:
+            own["sessions"][change.session] = change.renewal
         return self._shared.known_counters()
 
-    async def open_session(self, session: str, until: float) -> None:
-        await self._call(lambda: self._shared.counters["sessions"].update({session: until}))
+    async def open_session(self, session: str) -> None:
+        await self._call(lambda: self._shared.counters["sessions"].update({session: 0}))
 
-    async def close_session(self, session: str, until: float | None = None) -> bool:
+    async def close_session(self, session: str, renewal: int | None = None) -> bool:
         def make() -> bool:
-            sessions: Mapping[str, float] = self._shared.counters["sessions"]
-            if session in sessions and until in (None, sessions[session]):
+            sessions: Mapping[str, int] = self._shared.counters["sessions"]
+            if session in sessions and renewal in (None, sessions[session]):
                 del self._shared.counters["sessions"][session]
                 return True
             return False

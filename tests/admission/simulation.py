@@ -33,6 +33,8 @@ from flowkit.models.admission import Priority
 from tests.admission.memory import MemoryStore, Outage, Shared, turn
 
 TICK_SEC = 0.05
+CLOCKS_SEC = 60.0
+"""How far the clock of each process is from the right time, at most."""
 LOOKS = 4
 """How often a process may look until a request has started that could start before others."""
 IN_VAIN = 8
@@ -264,7 +266,10 @@ class Simulation:
 
     def _new_process(self) -> AdmissionQueue:
         store: Any = MemoryStore(self.shared, faults=self.plan.faults, chance=self.chance)
-        return AdmissionQueue(store, clock=lambda: self.now, new_id=self._new_id)
+        ahead_sec = self.chance.uniform(-CLOCKS_SEC, CLOCKS_SEC)
+        return AdmissionQueue(
+            store, clock=lambda: self.now + ahead_sec, steady=lambda: self.now, new_id=self._new_id
+        )
 
     def _queue(self) -> AdmissionQueue:
         return self.chance.choice(self._queues)
@@ -415,7 +420,7 @@ class Simulation:
         Of late calls, entries may be left that a sweep removes.
         """
         store: Any = MemoryStore(self.shared)
-        sweeper = AdmissionQueue(store, clock=lambda: self.now)
+        sweeper = AdmissionQueue(store, clock=lambda: self.now, steady=lambda: self.now)
         self.figures["stray entries"] += await sweeper.drop_stray_holds()
         held = {holder: lists for holder, lists in self.shared.holders.items() if any(lists.values())}
         assert not held, held

@@ -201,6 +201,12 @@ async def test_request_keeps_what_its_client_chose(front: Front) -> None:
     assert (stored["language"], stored["runtime_image"], stored["timeout_seconds"]) == ("ruby", "ruby:3.3", 5)
 
 
+async def test_task_is_stored_with_the_default_values_of_its_params(front: Front) -> None:
+    graph = {**GRAPH, "params_schema": {"properties": {"n": {"default": 1}}}}
+    await front.submit({"graph": graph, "params": {"m": 2}, "execution_id": "t-2"})
+    assert await front.queue.body("t-2") == {"graph": graph, "params": {"m": 2, "n": 1}}
+
+
 async def test_default_image_is_that_of_the_version_of_python(front: Front) -> None:
     stored = await front.queue.body(await front.queued(lang_version="3.13"))
     assert stored is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.admission.kafka import OWN_HEADER, AdmissionConsumer, AdmissionTopics, TopicRights
-from flowkit.admission.models import Door, Kind, Request, State
+from flowkit.admission.models import Door, Kind, Limits, Request, State
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
 from flowkit.models.admission import Priority
@@ -147,7 +147,8 @@ async def test_writers_of_a_topic_end_nothing_of_another_tenant(topic: str) -> N
     await submit(made.queue, "own", tenant="shop")
     await submit(made.queue, "foreign")
     await made.queue.dispatch()
-    await made.read(event(topic, "own"), event(topic, "foreign", 1))
+    ends = {"force_terminated": True}
+    await made.read(event(topic, "own", **ends), event(topic, "foreign", 1, **ends))
     assert (await made.state("own")) in (State.COMPLETED, State.CANCELLED)
     assert (await made.state("foreign")) is State.ACTIVE
     assert made.queue.counts["ignored", "tenant_not_permitted"] == 1
@@ -184,3 +185,81 @@ async def test_a_late_report_changes_nothing() -> None:
     await made.read(event(ENDS, "e"), event(CANCELS, "e", 1), event(ENDS, "e", 2))
     assert await made.state("e") is State.COMPLETED
     assert made.queue.counts["ignored", "ended"] == 2
+
+
+async def running_execution() -> Kafka:
+    """Return a queue with one slot, whose execution `e` runs, while `next` waits. Its clock stands still."""
+    made = await kafka()
+    set_clock(made, made.queue.clock())
+    await made.queue.store.set_limits(Limits(max_active=1))
+    await made.queue.store.send_events()
+    for id in ("e", "next"):
+        await submit(made.queue, id)
+    await made.queue.dispatch()
+    return made
+
+
+def set_clock(made: Kafka, now: float) -> None:
+    """Let the clock of a queue stand at a time."""
+    made.queue.clock = lambda: now
+
+
+async def test_a_cancel_of_a_running_execution_keeps_its_slot_until_the_next_report() -> None:
+    made = await running_execution()
+    await made.read(event(CANCELS, "e", reason="enough"))
+    await made.queue.dispatch()
+    assert [await made.state(id) for id in ("e", "next")] == [State.ACTIVE, State.QUEUED]
+    assert await commands(made, "e") == ["create_pod_command", "delete_pod_command"]
+    found = await made.queue.find("e")
+    assert found is not None
+    assert found.cancel_requested
+    await made.read(event(CANCELS, "e", 1, reason="it has stopped"))
+    await made.queue.dispatch()
+    assert [await made.state(id) for id in ("e", "next")] == [State.CANCELLED, State.ACTIVE]
+    assert await commands(made, "e") == ["create_pod_command", "delete_pod_command"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"event_id": "c-1"}], ids=["by its place", "by its event_id"])
+async def test_a_cancel_that_arrives_twice_is_no_report(fields: dict[str, Any]) -> None:
+    made = await running_execution()
+    again = 7 if fields else 0
+    await made.read(event(CANCELS, "e", 0, **fields), event(CANCELS, "e", again, **fields))
+    await made.read(event(CANCELS, "e", again, **fields))
+    assert await made.state("e") is State.ACTIVE
+
+
+async def test_another_end_of_an_execution_that_was_cancelled_counts() -> None:
+    made = await running_execution()
+    await made.read(event(CANCELS, "e"), event(ENDS, "e", 1))
+    assert await made.state("e") is State.COMPLETED
+
+
+async def test_a_cancel_without_a_report_frees_the_slot_after_30_seconds() -> None:
+    made = await running_execution()
+    await made.read(event(CANCELS, "e", reason="enough"))
+    began = made.queue.clock()
+    for later, state in ((29.0, State.ACTIVE), (30.0, State.CANCELLED)):
+        set_clock(made, began + later)
+        await made.queue.take_due()
+        assert await made.state("e") is state
+    found = await made.queue.find("e")
+    assert found is not None
+    assert (found.reason, found.error) == ("user_request", "enough")
+    assert await commands(made, "e") == ["create_pod_command", "delete_pod_command"]
+
+
+@pytest.mark.parametrize("was_cancelled", [False, True])
+async def test_what_its_executor_has_terminated_frees_its_slot_at_once(*, was_cancelled: bool) -> None:
+    made = await running_execution()
+    if was_cancelled:
+        await made.read(event(CANCELS, "e"))
+    await made.read(event(CANCELS, "e", 1, force_terminated=True))
+    await made.queue.dispatch()
+    assert [await made.state(id) for id in ("e", "next")] == [State.CANCELLED, State.ACTIVE]
+    assert await commands(made, "e") == ["create_pod_command", "delete_pod_command"]
+
+
+async def commands(made: Kafka, id: str) -> list[str]:
+    """Return the commands about an execution, in their order."""
+    types = [each["event_type"] for each in await made.queue.events(id)]
+    return [each for each in types if each.endswith("_command")]

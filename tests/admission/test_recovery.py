@@ -31,11 +31,14 @@ async def test_a_rejection_is_reported_even_if_a_repeated_request_is_cut_off() -
     queues = []
     for number, kind in enumerate((MemoryStore, Killed)):
         store: Any = kind(shared)
-        queues.append(AdmissionQueue(store, clock=lambda: now, new_id=f"s{number}".format))
+        queues.append(
+            AdmissionQueue(store, clock=lambda: now, steady=lambda: now, new_id=f"s{number}".format)
+        )
     queue, killed = queues
     assert (await queue.submit(REQUEST)).state is State.REJECTED
     with pytest.raises(Outage):
         await killed.submit(REQUEST)
+    await queue.recover()  # sees the sessions for the first time
     now += SESSION_SEC + 1
     await queue.recover()
     assert [event["type"] for event in shared.items["e"]["events"]] == ["execution_failed"]
@@ -61,8 +64,8 @@ async def test_a_task_that_ends_while_its_start_is_repeated_is_not_started_again
     shared, now = Shared(), 0.0
     plain: Any = MemoryStore(shared)
     store: Any = EndsMeanwhile(shared)
-    queue = AdmissionQueue(store, clock=lambda: now)
-    store.other = AdmissionQueue(plain, clock=lambda: now)
+    queue = AdmissionQueue(store, clock=lambda: now, steady=lambda: now)
+    store.other = AdmissionQueue(plain, clock=lambda: now, steady=lambda: now)
     await queue.submit(Request(execution_id="t", user_id="dora", door=Door.PYTHON, kind=Kind.TASK, body={}))
     [item] = await queue.dispatch()
     await queue.try_again(item, "Temporal was away, but has started it")
@@ -90,13 +93,14 @@ async def test_the_place_of_an_expired_request_is_given_back_before_its_id_is_us
     shared, now = Shared(), 0.0
     shared.limits = Limits(stale_sec=10.0)
     stores: list[Any] = [MemoryStore(shared), DiesAfterUpdate(shared, "settled"), MemoryStore(shared)]
-    queue, killed, other = (AdmissionQueue(store, clock=lambda: now) for store in stores)
+    queue, killed, other = (AdmissionQueue(store, clock=lambda: now, steady=lambda: now) for store in stores)
     await queue.submit(REQUEST)
     now += 11
     assert (await killed.take_due()).ended == 1
     with pytest.raises(Outage):
         await killed.dispatch()
     assert (await queue.submit(REQUEST)).state is State.EXPIRED
+    await other.recover()  # sees the sessions for the first time
     now += SESSION_SEC + 1
     assert await other.recover() == 1
     assert (await other.submit(REQUEST)).state is State.QUEUED
@@ -126,9 +130,10 @@ class Meets(MemoryStore):
 async def test_a_late_call_about_a_forgotten_request_does_not_change_a_later_one_of_its_id() -> None:
     shared, now = Shared(), 0.0
     stores: list[Any] = [Slow(shared), MemoryStore(shared), Meets(shared)]
-    slow, other, later = (AdmissionQueue(store, clock=lambda: now) for store in stores)
+    slow, other, later = (AdmissionQueue(store, clock=lambda: now, steady=lambda: now) for store in stores)
     with pytest.raises(Outage):
         await slow.submit(REQUEST)
+    await other.recover()  # sees the sessions for the first time
     now += SESSION_SEC + 1
     assert await other.recover() == 1
     assert shared.items == {}
@@ -166,12 +171,13 @@ async def test_the_place_of_a_submission_that_is_given_up_becomes_free_while_its
 async def test_a_request_moves_again_only_when_its_last_move_has_ended() -> None:
     shared, now = Shared(), 0.0
     stores: list[Any] = [MemoryStore(shared), DiesAfterUpdate(shared, "moved")]
-    queue, killed = (AdmissionQueue(store, clock=lambda: now) for store in stores)
+    queue, killed = (AdmissionQueue(store, clock=lambda: now, steady=lambda: now) for store in stores)
     await queue.submit(REQUEST)
     with pytest.raises(Outage):
         await killed.set_priority(REQUEST.execution_id, Priority.HIGH)
     with pytest.raises(StoreUnavailable):
         await queue.set_priority(REQUEST.execution_id, Priority.LOW)
+    await queue.recover()  # sees the sessions for the first time
     now += SESSION_SEC + 1
     assert await queue.recover() == 1
     assert (await queue.set_priority(REQUEST.execution_id, Priority.LOW)).outcome is Changed.DONE
@@ -182,11 +188,32 @@ async def test_a_request_moves_again_only_when_its_last_move_has_ended() -> None
 async def test_a_process_that_was_idle_for_long_submits_without_an_error() -> None:
     shared, now = Shared(), 0.0
     stores: list[Any] = [MemoryStore(shared), MemoryStore(shared)]
-    idle, other = (AdmissionQueue(store, clock=lambda: now) for store in stores)
+    idle, other = (AdmissionQueue(store, clock=lambda: now, steady=lambda: now) for store in stores)
     await idle.submit(REQUEST)
+    await other.recover()  # sees the sessions for the first time
     now += SESSION_SEC + 1
     await other.recover()
     assert (await idle.submit(replace(REQUEST, execution_id="later"))).state is State.QUEUED
+
+
+@pytest.mark.parametrize("ahead_sec", [-300.0, 300.0])
+async def test_a_session_is_closed_when_nobody_renews_it_whatever_the_clock_of_its_process_says(
+    ahead_sec: float,
+) -> None:
+    shared, now = Shared(), 0.0
+    stores: list[Any] = [MemoryStore(shared), MemoryStore(shared)]
+    own = AdmissionQueue(stores[0], clock=lambda: now + ahead_sec, steady=lambda: now)
+    other = AdmissionQueue(stores[1], clock=lambda: now, steady=lambda: now)
+    await own.submit(REQUEST)
+    for _ in range(4):
+        await other.recover()
+        now += SESSION_SEC / 2
+        await own.session.end_due()
+    assert own.session.id in shared.counters["sessions"]
+    await other.recover()
+    now += SESSION_SEC + 1
+    await other.recover()
+    assert own.session.id not in shared.counters["sessions"]
 
 
 async def test_an_event_that_was_not_sent_keeps_its_content_when_the_request_is_submitted_again() -> None:

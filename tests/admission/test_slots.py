@@ -43,7 +43,7 @@ class Play:
     def new_process(self, kind: type[MemoryStore] = MemoryStore) -> AdmissionQueue:
         """Return the queue as another process sees it."""
         store: Any = kind(self.shared)
-        return AdmissionQueue(store, clock=self.clock, new_id=self._new_id)
+        return AdmissionQueue(store, clock=self.clock, steady=self.clock, new_id=self._new_id)
 
     async def prepared(self) -> Self:
         """Create what the store needs."""
@@ -88,7 +88,7 @@ class StoredPlay(Play):
         """Return the queue as another process sees it."""
         store = LimitsOf(self._database, queue="q")
         store.shared = self.shared
-        return AdmissionQueue(store, clock=self.clock, new_id=self._new_id)
+        return AdmissionQueue(store, clock=self.clock, steady=self.clock, new_id=self._new_id)
 
     async def prepared(self) -> Self:
         """Create what the store needs."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from flowkit.adapters.tasks.fields import new_task
 from tests.integration.harness import node
 
 if TYPE_CHECKING:
@@ -62,6 +63,19 @@ async def test_a_backfill_is_created_shown_cancelled_and_deleted(harness: Harnes
     assert await harness.db.tasks.count_documents({}) == 0
     nothing = await call(program, harness, "backfill", "retry-failed", "lost day")
     assert (nothing.code, "has no failed nominal time" in nothing.err) == (2, True)
+    assert "of 24 cancelled, another backfill with existing failed or all starts tasks again" in nothing.err
+    again = await call(program, harness, "backfill", "create", name, *DAY, "--id", "lost day")
+    exists = f"backfill lost day exists, with 24 nominal times of {name}: it is cancelled\n"
+    assert (again.code, again.out) == (0, exists)
+    listed = await call(program, harness, "schedule", "list")
+    assert listed.out.splitlines()[1].rstrip().endswith(" -")
+    nominal = "2026-10-31T23:00:00Z"
+    started = new_task(f"{name}-{nominal}", {}, {"nodes": [node("a")]}, 0.0, scheduled_at=nominal)
+    await harness.db.tasks.insert_one(started)
+    listed = await call(program, harness, "schedule", "list")
+    assert listed.out.splitlines()[1].endswith(f" {name}-{nominal}"), (
+        "a task that only a backfill has started"
+    )
     await harness.db.backfills.update_many({}, {"$set": {"ended_at": datetime(2026, 1, 1, tzinfo=UTC)}})
     purged = await call(program, harness, "purge", "--older-than", "1m", "--json")
     assert [json.loads(purged.out)[name] for name in ("backfills", "backfill_runs")] == [1, 24]

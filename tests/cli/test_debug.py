@@ -19,7 +19,7 @@ import flowkit
 from flowkit.cli import app
 from flowkit.cli.debug.recording import ReadOnly
 from flowkit.cli.debug.report import list_frames
-from flowkit.graph.masks import Mask
+from flowkit.masks import Mask
 from flowkit.testing import GraphRun, run_graph
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, role
 from tests.unit.handler_runs import call, node

@@ -81,5 +81,5 @@ async def test_an_invalid_option_shows_the_right_form_and_its_next_three_times(
     refused = await schedule(program, harness, "create", "x", "graph.json", "--cron", "0 25 * * *")
     assert refused.code == 2
     assert len(refused.err.splitlines()) == 1
-    assert "cron is '0 25 * * *': Hour is not in range [0-23]" in refused.err
+    assert "cron is '0 25 * * *': the hour is '25'; write 0 to 23" in refused.err
     assert refused.err.count(" 02:00") == 3

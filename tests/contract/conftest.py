@@ -20,6 +20,7 @@ from flowkit.activities.batches import puller
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.coordinator.adapters import CoordinatorAdapters
+from flowkit.core.time import LeaseObserver
 from flowkit.local.ports import HOST, free_port
 from flowkit.testing import memory_database
 
@@ -50,6 +51,25 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     choices: dict[str, list[Any]] = {"db": ["memory", *servers], "server_db": servers, "nowhere": [*drivers]}
     for name in choices.keys() & set(metafunc.fixturenames):
         metafunc.parametrize(name, choices[name], indirect=True)
+
+
+class Steady:
+    """The monotonic clock by which this process observes leases."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def forward(self, seconds: float) -> None:
+        """Let time pass."""
+        self.now += seconds
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> Steady:
+    """The clock of all observers of leases, which the test moves."""
+    made = Steady()
+    monkeypatch.setattr(LeaseObserver, "now", lambda self: made.now)
+    return made
 
 
 @pytest.fixture(scope="session")

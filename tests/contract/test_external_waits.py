@@ -12,6 +12,7 @@ from flowkit.activities.batches import puller
 from flowkit.adapters.dispatches import Dispatch, DispatchStore, Outcome, OutcomeKind, WorkerLease
 from flowkit.adapters.tasks.queries import ExternalRun, TaskQueries
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
+from flowkit.models.waits import for_worker
 
 if TYPE_CHECKING:
     from flowkit.adapters.tasks.store import TaskStore
@@ -32,7 +33,9 @@ async def _begun(tasks: TaskStore) -> None:
 
 async def show(tasks: TaskStore, text: str | None, *, epoch: int = 1, run: str = RUN) -> None:
     """Show what node `a` waits for."""
-    await tasks.attempts.show_wait(attempt(epoch=epoch), run, text, holders=BRIDGE_PREFIX)
+    await tasks.attempts.show_wait(
+        attempt(epoch=epoch), run, None if text is None else for_worker(text), holders=BRIDGE_PREFIX
+    )
 
 
 def dispatch(node_id: str = "a", index: int = 0) -> Dispatch:
@@ -55,17 +58,18 @@ async def test_holder_of_an_attempt_is_who_has_begun_it(tasks: TaskStore) -> Non
     assert await tasks.attempts.find_holder(attempt()) == (BRIDGE, "")
     assert await tasks.attempts.find_holder(attempt("b", index=1)) == (BRIDGE, "")
     assert await tasks.attempts.find_holder(attempt(epoch=2)) is None
-    await tasks.attempts.show_lease(attempt(), RUN, LEASE, AT)
+    await tasks.attempts.show_lease(attempt(), RUN, LEASE, AT, AT)
     assert await tasks.attempts.find_holder(attempt()) == ("w-1", "")
     assert await tasks.attempts.find_holder(attempt("unknown")) is None
 
 
 async def test_wait_is_shown_until_a_worker_accepts_the_attempt(db: Any, tasks: TaskStore) -> None:
     await show(tasks, "a worker")
-    assert (await stored_node(db))["waits_for"] == "a worker"
+    node = await stored_node(db)
+    assert (node["waits_for"], node["wait_kind"]) == ("a worker", "worker")
     assert "waits_for" not in await stored_node(db, 1)
-    await tasks.attempts.show_lease(attempt(), RUN, LEASE, AT)
-    assert "waits_for" not in await stored_node(db)
+    await tasks.attempts.show_lease(attempt(), RUN, LEASE, AT, AT)
+    assert not {"waits_for", "wait_kind"} & (await stored_node(db)).keys()
     await show(tasks, "too late")
     assert "waits_for" not in await stored_node(db)
 
@@ -81,7 +85,7 @@ async def test_wait_disappears_after_the_end_and_with_the_next_attempt(db: Any, 
     await tasks.attempts.finish(attempt(), RUN, AT)
     await show(tasks, None)
     assert "waits_for" not in await stored_node(db)
-    await tasks.attempts.show_wait(attempt("b", index=1), RUN, "a worker", holders=BRIDGE_PREFIX)
+    await tasks.attempts.show_wait(attempt("b", index=1), RUN, for_worker("a worker"), holders=BRIDGE_PREFIX)
     await tasks.attempts.begin(attempt("b", index=1, epoch=2), RUN, LEASE, AT)
     assert "waits_for" not in await stored_node(db, 1)
 
@@ -128,7 +132,7 @@ async def test_attempt_that_a_bridge_has_begun_does_not_run_before_it_has_a_reco
     monkeypatch.setattr(puller, "_YIELD_AFTER_SEC", -1.0)
     sources = puller.Sources(tasks, attempt("sink"), ["a"])
     await sources.find_end({})
-    assert await tasks.running(TASK, ["a"], AT) == set()
+    assert await tasks.running(TASK, ["a"], 45.0) == set()
     await DispatchStore(db).insert(dispatch())
     with pytest.raises(puller.SourcesIdle):
         await sources.check_idle()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
@@ -23,6 +24,7 @@ from flowkit.core import instruments
 from flowkit.engine import gauges
 from flowkit.engine.gauges import Gauges
 from flowkit.engine.slot_grants import SlotGrants
+from flowkit.errors import StoreUnavailable
 from flowkit.models import AttemptInput, SlotRequest
 
 if TYPE_CHECKING:
@@ -230,6 +232,23 @@ async def test_engine_that_cannot_count_shows_nothing(
     monkeypatch.setattr(temporal, "id", AsyncMock(return_value=""))
     with pytest.raises(TemporalUnavailable):
         await engine._step()
+    assert measured.shown(instruments.OPEN_NODES) == {}
+
+
+async def test_values_disappear_when_mongodb_freezes_between_two_counts(
+    tasks: TaskStore, temporal: FakeTemporal, measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next count is due in an hour."""
+    await insert(tasks, "t", "queued")
+    engine = gauges_of(tasks, temporal)
+    await engine._step()
+    assert measured.shown(instruments.OPEN_NODES)
+    monkeypatch.setattr(engine, "_pause_sec", 3_600.0)
+    monkeypatch.setattr(gauges, "_CHECK_SEC", 0.05)
+    monkeypatch.setattr(engine, "_turns", Mock(take=lambda *_: asyncio.Event().wait()))
+    async with asyncio.timeout(60):
+        with pytest.raises(StoreUnavailable, match="did not respond within 0.05 s"):
+            await engine._step()
     assert measured.shown(instruments.OPEN_NODES) == {}
 
 

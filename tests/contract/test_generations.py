@@ -25,6 +25,7 @@ from tests.contract.builders import (
     stored_node,
 )
 from tests.contract.recording_database import RecordingDatabase
+from tests.unit.measured import measuring
 
 from flowkit.adapters.aggregates import Aggregates
 from flowkit.adapters.artifacts import ArtifactStore
@@ -34,10 +35,16 @@ from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.reset import read_first_epochs
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt import storage
+from flowkit.client import TaskCatalog
+from flowkit.core import instruments
 from flowkit.errors import Fenced, FlowKitError, RerunOutdated
 from flowkit.graph.input_adapters import PullArgs
 from flowkit.models import NodeOutcome, NodeReset, NodeStatus, Rerun, ResetNodes, TaskStatus
+from flowkit.models.actions import AppliedAction
+from flowkit.models.waits import for_decision
 from flowkit.protocol.messages import FINAL_UID
+from flowkit.reading.state import read_document
+from flowkit.reading.timeline import HistoryWaits, make_timeline
 
 PULL = PullArgs(from_nodes=("a",))
 
@@ -285,13 +292,14 @@ async def test_a_held_node_shows_its_wait_until_it_ends(db: Any, tasks: TaskStor
         "a",
         NodeStatus.DEFERRED,
         epoch=1,
-        waits_for="a decision: failed with x",
+        wait=for_decision("failed with x").began(AT),
         held_until=AT + 5,
         last_error="x: y",
     )
     await tasks.record(record(held))
     entry = await stored_node(db)
     assert (entry["waits_for"], entry["held_until_ms"]) == ("a decision: failed with x", int((AT + 5) * 1000))
+    assert (entry["wait_kind"], entry["waits_since_ms"]) == ("decision", int(AT * 1000))
     failed = shown("a", NodeStatus.FAILED, epoch=1, reason_code="x", last_error="x: y", decided=True)
     if end == "record":
         await tasks.record(record(failed))
@@ -324,6 +332,71 @@ async def test_a_rerun_takes_over_how_nodes_ended_and_only_one_of_two_opens_the_
     assert (document["status"], document["params"], document["finished_at"]) == ("running", {"n": 2}, None)
     winner = next(each for each in runs if each.run_id == document["run_id"])
     assert await tasks.open_rerun(winner, rerun) == (2, earlier)
+
+
+async def test_the_end_of_a_node_counts_once_and_not_with_each_rerun(
+    tasks: TaskStore, artifacts: ArtifactStore
+) -> None:
+    """A node counts again only if an action of the rerun, or an action since, has started it again."""
+    await opened(tasks, "a", "b", "c")
+    rest = [shown("a", NodeStatus.FINISHED), shown("b", NodeStatus.SKIPPED, index=1)]
+    failed = shown("c", NodeStatus.FAILED, index=2, reason_code="x")
+    with measuring() as measured:
+        await tasks.close_task(close(*rest, failed, status=TaskStatus.FAILED))
+        closed_run_id = RUN
+        for run_seq, again in ((1, 2), (2, 1), (3, 2)):
+            run = f"r{run_seq}"
+            rerun = Rerun(run_seq=run_seq, closed_run_id=closed_run_id, nodes=[])
+            opens = replace(opening("a", "b", "c", first_run=f"f{run_seq}", run=run), rerun=rerun)
+            assert (await tasks.open_rerun(opens, rerun))[0] == run_seq + 1
+            reset = NodeReset(index=again, node_id="abc"[again], epoch=run_seq, generation=run_seq)
+            resets = ResetNodes(
+                task_id=TASK, run_id=run, run_seq=run_seq + 1, revision=run_seq, at=AT, nodes=[reset]
+            )
+            await tasks.reset_nodes(resets, artifacts)
+            ends = shown("abc"[again], NodeStatus.FAILED, index=again, epoch=run_seq, reason_code="x")
+            closing = replace(
+                close(ends, status=TaskStatus.FAILED, run=run, run_seq=run_seq + 1),
+                unfinished={NodeStatus.FAILED: [2], NodeStatus.SKIPPED: [1]},
+                applied=[AppliedAction(revision=run_seq, action="rerun", at=AT, what="task")],
+            )
+            await tasks.close_task(closing)
+            await tasks.close_task(closing)
+            closed_run_id = run
+    assert measured.counted(instruments.TASKS_CLOSED) == {("failed",): 4}
+    assert measured.counted(instruments.NODES_CLOSED) == {
+        ("crawler", "finished"): 1,
+        ("crawler", "skipped"): 1,
+        ("crawler", "failed"): 4,
+    }
+
+
+async def test_after_a_rerun_lists_views_and_explanations_have_the_same_duration(
+    db: Any, tasks: TaskStore
+) -> None:
+    ended = shown("a", NodeStatus.FINISHED, epoch=1)
+    await tasks.close_task(replace(close(ended), at=AT + 3))
+    catalog = TaskCatalog(db)
+
+    async def durations() -> set[tuple[float | None, float | None]]:
+        document = await stored(db)
+        (listed,) = await catalog.list_tasks()
+        view, times = read_document(document, {}), await catalog.times(TASK)
+        timeline, _ = make_timeline(document, [], HistoryWaits([]), AT + 50, complete=True)
+        run = round(timeline.ended_at - timeline.began_at, 2)
+        assert times is not None
+        return {
+            *((each.seconds, each.total_seconds) for each in (listed, view)),
+            (run, times.total_seconds(AT + 50)),
+        }
+
+    assert await durations() == {(3.0, 3.0)}
+    rerun = Rerun(run_seq=1, closed_run_id=RUN, nodes=["a"])
+    again = replace(opening("a", "b", "c", first_run="f2", run="r2"), rerun=rerun, at=AT + 20)
+    await tasks.open_rerun(again, rerun)
+    await tasks.open_rerun(replace(again, at=AT + 29), rerun)  # a repetition changes nothing
+    await tasks.close_task(replace(close(ended, run="r2"), run_seq=2, at=AT + 22))
+    assert await durations() == {(2.0, 22.0)}
 
 
 async def test_a_rerun_of_a_task_that_runs_is_outdated(tasks: TaskStore) -> None:

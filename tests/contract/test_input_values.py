@@ -39,15 +39,16 @@ async def test_attempts_of_a_generation_read_its_values(tasks: TaskStore) -> Non
     await put(tasks, VALUES)
     await put(tasks, {"params.$day": 2}, generation=1)
     given = replace(attempt("a"), io=IO, by_expression=True)
-    resolved, values = await resolve(tasks, given)
-    assert (resolved.io.input_inline, values) == ({"day": VALUES["params.$day"]}, VALUES)
+    resolved, mask = await resolve(tasks, given)
+    assert (resolved.io.input_inline, mask.values) == ({"day": VALUES["params.$day"]}, VALUES)
     again, _ = await resolve(tasks, replace(given, generation=1, epoch=7))
     assert again.io.input_inline == {"day": 2}
 
 
 async def test_input_without_expressions_needs_no_values(tasks: TaskStore) -> None:
     given = attempt("a")
-    assert await resolve(tasks, given) == (given, {})
+    resolved, mask = await resolve(tasks, given)
+    assert (resolved, mask.values) == (given, {})
 
 
 async def test_missing_values_fail_the_attempt(tasks: TaskStore) -> None:
@@ -65,7 +66,7 @@ async def test_a_later_try_or_evaluation_replaces_the_values_and_an_earlier_one_
 ) -> None:
     await put(tasks, {"x": "late"}, tried=2)
     await put(tasks, {"x": "new"}, scheduled=scheduled, tried=tried)
-    assert await tasks.values.get(attempt("a")) == {"x": expected}
+    assert await tasks.values.get(attempt("a")) == ({"x": expected}, None)
 
 
 async def test_items_take_effect_with_the_values_of_their_evaluation(tasks: TaskStore) -> None:
@@ -108,7 +109,7 @@ async def evaluate(db: Any, tasks: TaskStore, number: int, *texts: str, **more: 
     assert found.results == [True] * (len(texts) + 1)
     given = replace(attempt("a"), generation=due.generation)
     items = await tasks.values.item_set(given)
-    values = await tasks.values.get(given)
+    values, _ = await tasks.values.get(given)
     return {**values, "items": (await tasks.values.items.read(given, items.token, [0]))[0]}
 
 
@@ -146,7 +147,7 @@ async def test_values_read_stats_of_the_document_and_statuses_of_the_workflow(
     activities = ConditionActivities(tasks=tasks, portal=LoopPortal(), detector=Detector())
     due = EvaluateConditions(task_id=TASK, texts=[text], nodes=facts, node_id="a")
     assert (await ActivityEnvironment().run(activities.evaluate_conditions, due)).results == [True]
-    assert await tasks.values.get(attempt("a")) == {text: ["finished", 7]}
+    assert await tasks.values.get(attempt("a")) == ({text: ["finished", 7]}, None)
 
 
 class Overtaken:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from bson.errors import InvalidDocument
-from pymongo import errors
+from motor.motor_asyncio import AsyncIOMotorClient
+from pymongo import AsyncMongoClient, MongoClient, errors
 from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, close, new_task, opening, record, shown
 from tests.contract.drivers import DRIVERS, connected
 
@@ -30,6 +31,7 @@ from flowkit.models.backfills import (
     Order,
     StoredBackfill,
 )
+from flowkit.models.waits import for_worker
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -56,7 +58,8 @@ TASK_CALLS: dict[str, Callable[[TaskStore], Awaitable[object]]] = {
     "native": lambda tasks: tasks.native(TASK, ["a"]),
     "have_restarted": lambda tasks: tasks.have_restarted(TASK, {"a": 1}),
     "node_states": lambda tasks: tasks.node_states(TASK),
-    "running": lambda tasks: tasks.running(TASK, ["a"], AT),
+    "running": lambda tasks: tasks.running(TASK, ["a"], 45.0),
+    "external_runs": lambda tasks: tasks.external_runs(TASK, ["a"]),
     "paused": lambda tasks: tasks.paused(TASK, ["a"]),
     "record": lambda tasks: tasks.record(record()),
     "close_task": lambda tasks: tasks.close_task(close()),
@@ -81,8 +84,8 @@ ATTEMPT_CALLS: dict[str, Callable[[Attempts], Awaitable[object]]] = {
     "begin": lambda attempts: attempts.begin(attempt(), RUN, {}, AT),
     "extend_lease": lambda attempts: attempts.extend_lease(attempt(), RUN, 1, AT),
     "show_failed_batches": lambda attempts: attempts.show_failed_batches(attempt(), RUN, 1),
-    "show_lease": lambda attempts: attempts.show_lease(attempt(), RUN, {}, AT),
-    "show_wait": lambda attempts: attempts.show_wait(attempt(), RUN, "a worker", holders="bridge-"),
+    "show_lease": lambda attempts: attempts.show_lease(attempt(), RUN, {}, AT, AT),
+    "show_wait": lambda attempts: attempts.show_wait(attempt(), RUN, for_worker(), holders="bridge-"),
     "finish": lambda attempts: attempts.finish(attempt(), RUN, AT),
     "check_fence": lambda attempts: attempts.check_fence(attempt(), RUN),
     "read_epoch": lambda attempts: attempts.read_epoch(attempt()),
@@ -161,7 +164,7 @@ OPEN_CALLS: dict[str, Callable[[OpenTasks], Awaitable[object]]] = {
     "states": first_states,
     "counts": lambda tasks: tasks.counts(),
     "close_orphan": lambda tasks: tasks.close_orphan(TASK, RUN, "lost", AT),
-    "take_turn": lambda tasks: tasks.take_turn("ns", "me", AT, 1),
+    "take_turn": lambda tasks: tasks.take_turn("ns", "me", 1),
     "end_turn": lambda tasks: tasks.end_turn("ns", "me"),
 }
 BACKFILL = StoredBackfill(
@@ -251,6 +254,23 @@ def bulk(*codes: int, concern: bool = False) -> errors.BulkWriteError:
     """Return the error of a bulk write in which writes failed with these codes."""
     problems = [{"index": place, "code": code, "errmsg": LONG} for place, code in enumerate(codes)]
     return errors.BulkWriteError({"writeErrors": problems, "writeConcernErrors": [{"code": 64}] * concern})
+
+
+@pytest.mark.parametrize("kind", [AsyncIOMotorClient, AsyncMongoClient, MongoClient])
+async def test_a_closed_client_of_each_driver_is_an_outage(kind: Any) -> None:
+    """The drivers have no class for it, so only their text tells it from a misuse."""
+
+    async def call(method: Callable[..., Any], *args: Any) -> None:
+        if inspect.isawaitable(result := method(*args)):
+            await result
+
+    client = kind("mongodb://127.0.0.1:1", serverSelectionTimeoutMS=1)
+    with pytest.raises(errors.ServerSelectionTimeoutError):
+        await call(client.admin.command, "ping")
+    await call(client.close)
+    with pytest.raises(errors.InvalidOperation) as caught:
+        await call(client.admin.command, "ping")
+    assert is_outage(caught.value)
 
 
 UNREACHABLE = [

@@ -14,6 +14,8 @@ from flowkit.adapters.tasks import open_tasks
 from flowkit.adapters.tasks.open_tasks import OpenTasks
 
 if TYPE_CHECKING:
+    from tests.contract.conftest import Steady
+
     from flowkit.adapters.tasks.store import TaskStore
 
 
@@ -89,26 +91,33 @@ async def test_task_with_malformed_nodes_can_be_closed(
 # --- one sweep at a time ----------------------------------------------------------------------------------------
 
 
-async def test_one_engine_sweeps_until_its_lease_expires(found: OpenTasks) -> None:
-    assert await found.take_turn("ns", "one", AT, 10)
-    assert not await found.take_turn("ns", "two", AT + 9, 10)
-    assert await found.take_turn("ns", "one", AT + 9, 10)
-    assert not await found.take_turn("ns", "two", AT + 18, 10)
-    assert await found.take_turn("ns", "two", AT + 20, 10)
-    assert not await found.take_turn("ns", "one", AT + 21, 10)
+async def test_one_engine_sweeps_until_another_one_has_seen_no_renewal_for_its_time(
+    db: Any, found: OpenTasks, steady: Steady
+) -> None:
+    other = OpenTasks(db)
+    assert await found.take_turn("ns", "one", 10)
+    steady.forward(9)
+    assert not await other.take_turn("ns", "two", 10)
+    assert await found.take_turn("ns", "one", 10)
+    for _ in range(2):
+        steady.forward(9)
+        assert not await other.take_turn("ns", "two", 10)
+    steady.forward(2)
+    assert await other.take_turn("ns", "two", 10)
+    assert not await found.take_turn("ns", "one", 10)
 
 
 async def test_each_namespace_has_its_own_sweep_lease(found: OpenTasks) -> None:
     for namespace_id in ("ns-1", "ns-2", ""):
-        assert await found.take_turn(namespace_id, "one", AT, 10)
+        assert await found.take_turn(namespace_id, "one", 10)
 
 
 async def test_released_sweep_lease_is_free_immediately(db: Any, found: OpenTasks) -> None:
-    await found.take_turn("ns", "one", AT, 10)
+    await found.take_turn("ns", "one", 10)
     await found.end_turn("ns", "two")
-    assert not await found.take_turn("ns", "two", AT + 1, 10)
+    assert not await found.take_turn("ns", "two", 10)
     await found.end_turn("ns", "one")
-    assert await found.take_turn("ns", "two", AT + 1, 10)
+    assert await found.take_turn("ns", "two", 10)
     assert len(await documents_of(db.flowkit_meta)) == 1
 
 

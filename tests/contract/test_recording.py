@@ -31,6 +31,7 @@ from flowkit.adapters.tasks.store import TaskStore
 from flowkit.limits import APPLIED_ACTIONS
 from flowkit.models import NodeStatus, SkipReason, TaskStatus
 from flowkit.models.actions import ActionRecord, AppliedAction, PausedScope
+from flowkit.models.waits import for_decision
 
 if TYPE_CHECKING:
     from flowkit.models import NodeRecord
@@ -349,7 +350,7 @@ async def test_a_repeated_or_late_record_adds_no_action(db: Any, tasks: TaskStor
 
 
 async def test_a_record_that_arrives_late_changes_nothing(db: Any, tasks: TaskStore) -> None:
-    held = shown("a", NodeStatus.DEFERRED, held_until=AT + 5, waits_for="a decision: failed with x")
+    held = shown("a", NodeStatus.DEFERRED, held_until=AT + 5, wait=for_decision("failed with x"))
     paused = replace(record(held, status=TaskStatus.DEFERRED), actions=applied(1))
     again = shown("a", NodeStatus.QUEUED, decided=True)
     resumed = replace(record(again), actions=replace(applied(2), paused=[]), at=paused.at + 0.001)

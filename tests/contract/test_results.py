@@ -8,6 +8,7 @@ from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, begun, new_t
 from tests.unit.bridge_records import record
 
 from flowkit.adapters import worker_events
+from flowkit.adapters.artifacts import FailedBatches
 from flowkit.adapters.dispatches import Outcome, OutcomeKind, outcome_fields, to_document
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.tasks.queries import LatestNodeRun, LoggedAttempt, RunningAttempt, TaskQueries
@@ -36,6 +37,28 @@ async def test_pages_of_batches_are_in_the_order_in_which_the_batches_were_store
     ]
     assert {(each.attempt, each.worker) for each in first} == {(1, WORKER)}
     assert await queries.batch_page(TASK, "a", 5, 3) == ([], 5)
+
+
+async def test_batches_that_are_set_aside_are_counted_by_cause(
+    db: Any, tasks: TaskStore, artifacts: ArtifactStore
+) -> None:
+    graph = new_task("a", "b")
+    graph["graph"]["nodes"][0]["on_batch_failure"] = {"max": 20}
+    await tasks.insert_task(graph)
+    queries = TaskQueries(db)
+    assert await queries.quarantining(TASK) == ["a"]
+    assert await queries.set_aside(TASK) == {}
+    assert await artifacts.why_quarantined(attempt()) == ""
+    for number, code in enumerate(["slow", "bad", "bad"]):
+        error = {"error": f"error {number}", "tries": 2}
+        await artifacts.store_failed_batch(attempt(), f"b{number}", code, AT + number, quarantined=error)
+    await artifacts.store_failed_batch(attempt(), "fails", "x", AT + 9)
+    await artifacts.store_batch(attempt(), "good", {}, WORKER, AT + 9)
+    found = await queries.set_aside(TASK)
+    assert found == {"a": FailedBatches(codes={"slow": 1, "bad": 2}, latest="bad: error 2")}
+    assert await artifacts.why_quarantined(attempt()) == "bad 2, slow 1; latest: bad: error 2"
+    await artifacts.skip_quarantined(attempt(), ["b1", "b2"])
+    assert (await queries.set_aside(TASK))["a"].causes == "slow 1; latest: slow: error 0"
 
 
 async def test_results_are_the_final_metrics_and_references_of_finished_nodes(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,18 +14,21 @@ from tests.contract.freezing_database import FreezingDatabase
 from tests.unit.event_loop import let_other_tasks_run
 
 from flowkit.activities.handlers import BatchResult, FinalizeResult
+from flowkit.adapters import shards
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.claims import Claim, first_fence
-from flowkit.adapters.mongo import moment
 from flowkit.adapters.shards import FAILED, FINISHED, ShardStates
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.supervision import AttemptFailed
+from flowkit.core.time import LeaseObserver
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.models import AttemptInput, FailureKind, NodeIO, Quarantine, SettleBatches
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from tests.contract.conftest import Steady
 
     from flowkit.activities.context import RunContext
     from flowkit.activities.handlers import Batch
@@ -72,10 +74,18 @@ def run(db: Any, given: AttemptInput, handler: Returning) -> asyncio.Task[Any]:
     return asyncio.create_task(role_executor(db, given, handler).run())
 
 
-async def expire(db: Any, epoch: int) -> None:
-    """Let the lease of an attempt have expired long ago."""
-    past = {"lease_until": moment(0.0) + timedelta(days=1)}
-    await db.node_shards.update_one({"attempt_epoch": epoch}, {"$set": past})
+@pytest.fixture(autouse=True)
+def one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all attempts run in one process, which observes the leases of shards."""
+    observer = LeaseObserver()
+    monkeypatch.setattr(shards, "LeaseObserver", lambda: observer)
+
+
+async def expire(tasks: TaskStore, steady: Steady) -> None:
+    """Let the process see the leases of all attempts, and then no renewal of them for as long as they last."""
+    looking = shard(9, 99)
+    await tasks.shards.states(looking)
+    steady.forward(looking.lease_ttl_sec)
 
 
 async def results(db: Any) -> dict[str, str]:
@@ -129,13 +139,13 @@ AT_EACH_WRITE = pytest.mark.parametrize(
 @AT_EACH_WRITE
 @pytest.mark.parametrize("successor", [1, 2], ids=["its next attempt", "another shard"])
 async def test_batches_of_a_shard_that_stops_at_a_write_are_taken_over_and_count_once(
-    db: Any, tasks: TaskStore, collection: str, number: int, successor: int
+    db: Any, tasks: TaskStore, steady: Steady, collection: str, number: int, successor: int
 ) -> None:
     frozen = FreezingDatabase(db, collection, number)
     first = run(frozen, shard(1, 1), by("first"))
     await frozen.reached_by(first)
     assert not first.done()
-    await expire(db, 1)
+    await expire(tasks, steady)
     await run(db, shard(successor, 2), by("second"))
     found = await results(db)
     frozen.thaw()
@@ -159,16 +169,16 @@ async def test_batches_of_a_shard_that_stops_at_a_write_are_taken_over_and_count
     ],
 )
 async def test_a_take_over_that_stops_is_taken_over_again(
-    db: Any, tasks: TaskStore, collection: str, number: int
+    db: Any, tasks: TaskStore, steady: Steady, collection: str, number: int
 ) -> None:
     stopped = FreezingDatabase(db, "metrics_raw", 1)
     first = run(stopped, shard(1, 1), by("first"))
     await stopped.reached_by(first)
-    await expire(db, 1)
+    await expire(tasks, steady)
     frozen = FreezingDatabase(db, collection, number)
     second = run(frozen, shard(2, 2), by("second"))
     await frozen.reached_by(second)
-    await expire(db, 2)
+    await expire(tasks, steady)
     await run(db, shard(3, 3), by("third"))
     found = await results(db)
     for each, database in ((first, stopped), (second, frozen)):
@@ -195,12 +205,12 @@ class Waiting(Returning):
 
 
 async def test_a_shard_that_has_taken_over_and_returns_after_the_end_of_the_node_changes_nothing(
-    db: Any, tasks: TaskStore
+    db: Any, tasks: TaskStore, steady: Steady
 ) -> None:
     slow, late = Waiting("slow"), Waiting("late")
     first = run(db, shard(1, 1), slow)
     await slow.reached.wait()
-    await expire(db, 1)
+    await expire(tasks, steady)
     second = run(db, shard(2, 2), late)
     await late.reached.wait()
     slow.may_continue.set()
@@ -261,7 +271,7 @@ async def test_the_next_attempt_of_a_failed_shard_takes_what_it_has_left_and_oth
     ended = await run(db, shard(1, 3), by("again"))
     assert ended.batches == 1
     assert sorted((await results(db)).values()) == ["again", "second", "second"]
-    states = await tasks.shards.states(shard(1, 4), AT)
+    states = await tasks.shards.states(shard(1, 4))
     assert states.finished == {2, 3}
     assert states.failed == {1: 1}
 
@@ -277,6 +287,23 @@ async def test_a_shard_of_an_earlier_generation_changes_nothing(db: Any, tasks: 
     with suppress(AttemptFailed, Fenced):
         await first
     assert set((await results(db)).values()) == {"later"}
+
+
+@pytest.mark.parametrize("ahead_sec", [-300.0, 300.0])
+async def test_a_shard_is_lost_when_nobody_renews_its_lease_whatever_the_clock_of_its_worker_says(
+    tasks: TaskStore, steady: Steady, ahead_sec: float
+) -> None:
+    own, other, at = shard(1, 1), shard(2, 2), AT + ahead_sec
+    await tasks.shards.begin(own, RUN, WORKER, at)
+    await tasks.shards.begin(other, RUN, "w-2", AT)
+    for _ in range(4):
+        assert (await tasks.shards.states(other)).list_lost(other) == []
+        steady.forward(own.lease_ttl_sec / 2)
+        at += own.lease_ttl_sec / 2
+        await tasks.shards.extend_lease(own, RUN, at + own.lease_ttl_sec)
+    assert (await tasks.shards.states(other)).list_lost(other) == []
+    steady.forward(own.lease_ttl_sec)
+    assert (await tasks.shards.states(other)).list_lost(other) == [1]
 
 
 def test_states_list_what_may_be_taken_over() -> None:
@@ -344,13 +371,13 @@ async def test_a_retry_of_batches_leaves_the_claims_so_that_no_source_waits_for_
 
 @AT_EACH_WRITE
 async def test_a_batch_is_set_aside_once_although_the_shard_stops_at_a_write(
-    db: Any, tasks: TaskStore, collection: str, number: int
+    db: Any, tasks: TaskStore, steady: Steady, collection: str, number: int
 ) -> None:
     quarantine: dict[str, Any] = {"quarantine": Quarantine(attempts=1, most=1)}
     frozen = FreezingDatabase(db, collection, number)
     first = run(frozen, shard(1, 1, **quarantine), Picky(BatchResult(success=True, metrics={"by": "first"})))
     await frozen.reached_by(first)
-    await expire(db, 1)
+    await expire(tasks, steady)
     handler = Picky(BatchResult(success=True, metrics={"by": "second"}))
     await run(db, shard(2, 2, **quarantine), handler)
     frozen.thaw()

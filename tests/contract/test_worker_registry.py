@@ -24,6 +24,8 @@ from flowkit.worker.registration import WorkerRegistration
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from tests.contract.conftest import Steady
+
 LEASE = {"worker_id": WORKER, "lease_id": "lease-1", "deadline_ts_ms": 5_000}
 KEY = [("task_id", 1), ("node_id", 1), ("event_hash", 1)]
 
@@ -128,37 +130,51 @@ async def test_unregistered_worker_must_come_online_again(db: Any, registry: Wor
 
 
 async def test_workers_without_heartbeats_expire_and_return_with_the_next_one(
-    db: Any, registry: WorkerRegistry
+    db: Any, registry: WorkerRegistry, steady: Steady
 ) -> None:
-    await registry.register("dead", ["crawler"], "2.0.0", 1, AT, session="a")
-    await registry.register("alive", ["crawler"], "2.0.0", 1, AT + 60, session="b")
-    assert await registry.expire_silent(AT + 200) == 1
-    assert await registry.expire_silent(AT + 200) == 0
+    """Their clocks differ from that of the process that looks, and from each other."""
+    await registry.register("dead", ["crawler"], "2.0.0", 1, AT + 600, session="a")
+    await registry.register("alive", ["crawler"], "2.0.0", 1, AT - 600, session="b")
+    assert await registry.expire_silent() == 0
+    steady.forward(170)
+    await registry.refresh("alive", AT - 430, session="b")
+    assert await registry.expire_silent() == 0
+    steady.forward(30)
+    assert await registry.expire_silent() == 1
+    assert await registry.expire_silent() == 0
     assert await statuses(db) == {"dead": "offline", "alive": "online"}
-    assert await registry.refresh("dead", AT + 61, session="a")
-    assert await registry.expire_silent(AT + 200) == 0
+    assert await registry.refresh("dead", AT + 800, session="a")
+    assert await registry.expire_silent() == 0
 
 
-async def test_worker_expires_after_three_of_its_own_intervals(db: Any, registry: WorkerRegistry) -> None:
+async def test_worker_expires_after_three_of_its_own_intervals(
+    db: Any, registry: WorkerRegistry, steady: Steady
+) -> None:
     for interval in (1, 600):
         await registry.register(
             f"every {interval} s", ["crawler"], "2.0.0", 1, AT, announce_interval_sec=interval
         )
-    assert await registry.expire_silent(AT + 2.9) == 0
-    assert await registry.expire_silent(AT + 3.1) == 1
-    assert await registry.expire_silent(AT + 1_799) == 0
+    assert await registry.expire_silent() == 0
+    steady.forward(2.9)
+    assert await registry.expire_silent() == 0
+    steady.forward(0.2)
+    assert await registry.expire_silent() == 1
+    steady.forward(1_796)
+    assert await registry.expire_silent() == 0
     assert await statuses(db) == {"every 1 s": "offline", "every 600 s": "online"}
-    assert await registry.expire_silent(AT + 1_801) == 1
+    steady.forward(2)
+    assert await registry.expire_silent() == 1
 
 
 async def test_row_of_an_external_worker_expires_after_three_minutes(
-    db: Any, registry: WorkerRegistry
+    db: Any, registry: WorkerRegistry, steady: Steady
 ) -> None:
     for interval in ({}, {"announce_interval_sec": "often"}):
         row = {"worker_id": str(interval), "status": "online", "last_seen": moment(AT), **interval}
         await db.worker_registry.insert_one(row)
-    assert await registry.expire_silent(AT + 179) == 0
-    assert await registry.expire_silent(AT + 181) == 2
+    for later_sec, expired in ((0, 0), (179, 0), (2, 2)):
+        steady.forward(later_sec)
+        assert await registry.expire_silent() == expired
 
 
 async def test_role_is_served_while_one_of_its_workers_is_online(registry: WorkerRegistry) -> None:
@@ -220,7 +236,7 @@ REGISTRY_CALLS: dict[str, Callable[[WorkerRegistry], Awaitable[object]]] = {
     "refresh": lambda found: found.refresh(WORKER, AT),
     "record_announcement": lambda found: found.record_announcement(WORKER, {}, AT),
     "mark_offline": lambda found: found.mark_offline(WORKER, AT),
-    "expire_silent": lambda found: found.expire_silent(AT),
+    "expire_silent": lambda found: found.expire_silent(),
     "is_served": lambda found: found.is_served("crawler"),
     "find_stopped": lambda found: found.find_stopped([WORKER]),
     "list_workers": lambda found: found.list_workers(),

@@ -10,6 +10,7 @@ import pytest
 from tests.docs.pages import DOCS
 
 from flowkit.admission import kafka, rules
+from flowkit.admission.fields import MAX_TIMEOUT_SEC, SCRIPT_BYTES
 from flowkit.admission.kafka import AdmissionTopics
 
 if TYPE_CHECKING:
@@ -68,3 +69,11 @@ def test_the_page_has_the_numbers_of_the_older_priorities() -> None:
     text = " ".join(PAGE.split())
     for number, priority in kafka.NUMBERED.items():
         assert f"{number} for `{priority}`" in text
+
+
+def test_the_page_says_the_limits_of_an_execution_once() -> None:
+    text = " ".join(PAGE.split())
+    assert text.count("`timeout_seconds` is a whole number from ") == 1
+    assert f"`timeout_seconds` is a whole number from 1 to {MAX_TIMEOUT_SEC:,}" in text
+    assert f"a script has up to {SCRIPT_BYTES:,} bytes" in text
+    assert "year" not in text

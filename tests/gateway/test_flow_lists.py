@@ -99,7 +99,7 @@ async def test_messages_of_one_second_are_listed_once_newest_first(store: FlowSt
             "caller_id": 1,
             "context_id": CONTEXT,
             "message": LARGE,
-            "late": [{"reply": LARGE}],
+            "late": [{"status": LARGE}],
         }
         state = {"status": "Created", "transport_status": "Queued"}
         await store.put(MESSAGES, key(CONTEXT, 1, id), {**fields, **state}, 1_700_000_000 + id // 4)

@@ -31,7 +31,7 @@ from flowkit.gateway.status import (
 from flowkit.gateway.store import FlowStore
 from flowkit.models import NodeStatus as TaskNodeStatus
 from flowkit.models import TaskStatus
-from flowkit.models.ownership import OwnerKind, reserved_for
+from flowkit.models.ownership import is_flow_run
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def test_ids_of_runs_and_jobs_differ_by_deployment_run_flow_and_retry() -> None:
     flow: dict[str, Any] = {"context_id": 3, "caller_id": 11, "id": 40}
     job = {"id": 501, "flow_id": 40}
     assert new_task_id(flow, 1, "1f2e3d4c-5b6a-4788") == "flow:1f2e3d4c:3:40/1"
-    assert reserved_for(new_task_id(flow, 1, "1f2e3d4c")) is OwnerKind.FLOW
+    assert is_flow_run(new_task_id(flow, 1, "1f2e3d4c"))
     flow["task_id"] = "flow:1f2e3d4c:3:40/1"
     assert transport_id(flow, job, 1, 0, 0) == "1f2e3d4c:3:11:501"
     assert transport_id(flow, job, 1, 0, 2) == "1f2e3d4c:3:11:501/0.2"

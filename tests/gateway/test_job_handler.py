@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from flowkit.errors import StoreUnavailable
-from flowkit.gateway.delivery import JobOutcome, WireJob
+from flowkit.gateway.delivery import JobOutcome, WireJob, describe_late
 from flowkit.gateway.jobs import JobHandler
 from flowkit.gateway.models import FlowNode, JobData, RunnerData
 from flowkit.gateway.secret_box import SecretBox
@@ -191,5 +191,5 @@ async def test_a_late_reply_that_is_not_stored_ends_nothing(
 
     await world.run(1)
     monkeypatch.setattr(world.store, "add_late_reply", fail)
-    await world.handler.late_reply("1f2e3d4c:3:11:1", "a reply")
+    await world.handler.late_reply("1f2e3d4c:3:11:1", describe_late(b"a reply"))
     assert "the late reply for job 1f2e3d4c:3:11:1 is not stored: no primary" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import logging
 import socket
@@ -13,8 +14,16 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
+from flowkit.core import instruments
 from flowkit.gateway import transports
-from flowkit.gateway.delivery import JobState, RemoteSupervisors, WireJob, mask
+from flowkit.gateway.delivery import (
+    JobState,
+    LateReply,
+    RemoteSupervisors,
+    WireJob,
+    describe_late,
+    mask,
+)
 from flowkit.gateway.destinations import Destination, parse_destination
 from flowkit.gateway.http_client import AllowedNetworks
 from flowkit.gateway.transports import (
@@ -25,6 +34,7 @@ from flowkit.gateway.transports import (
 )
 from flowkit.testing.supervisor import Misbehavior, MyceliumNode, Received, Supervisor
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, wait_seconds
+from tests.unit.measured import measuring
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -175,8 +185,9 @@ async def test_a_job_counts_as_running_only_while_its_supervisor_has_it(listens:
         used.supervisor.misbehave("*", *[Misbehavior.DISCONNECT] * 20)
         if not listens:
             await used.supervisor.close()
-        with pytest.raises(Unreachable):
+        with measuring() as measured, pytest.raises(Unreachable):
             await used.run(job(), timeout_sec=1.2)
+        assert measured.counted(instruments.FAILED_DELIVERIES) == {(Unreachable.code,): 1}
         assert used.states == []
 
 
@@ -421,25 +432,26 @@ async def test_a_job_that_does_not_end_times_out() -> None:
             await used.run(job("sleep:60"), 0.3)
 
 
-async def test_a_late_reply_is_kept_without_the_secret() -> None:
-    late: asyncio.Queue[str] = asyncio.Queue()
+async def test_of_a_late_reply_only_status_size_and_digest_are_kept() -> None:
+    late: asyncio.Queue[LateReply] = asyncio.Queue()
 
-    async def note(job_id: str, reply: str) -> None:
+    async def note(job_id: str, reply: LateReply) -> None:
         late.put_nowait(reply)
 
     async with over_mycelium() as used:
         used.calls.on_late = note
         used.supervisor.misbehave("3:11:501", Misbehavior.TWICE)
-        assert (await used.run(job(f"it is {SECRET}"))).text == "it is ***"
+        assert (await used.run(job(f"it is {SECRET}"))).text == "it is (hidden)"
         kept = await asyncio.wait_for(late.get(), EVENT_TIMEOUT_SEC)
-        assert json.loads(kept)["result"]["success"] == "it is ***"
+        assert (kept.status, len(kept.sha256)) == ("result", 64)
+        assert kept.bytes > len(SECRET)
 
 
 async def late_replies(*, says_errors: bool) -> None:
     """Run jobs whose replies come in time, twice, after the wait of the node, and too late."""
     late: asyncio.Queue[str] = asyncio.Queue()
 
-    async def note(job_id: str, reply: str) -> None:
+    async def note(job_id: str, reply: LateReply) -> None:
         late.put_nowait(job_id)
 
     async with over_mycelium(node={"says_errors": says_errors}, late_sec=1.3) as used:
@@ -592,11 +604,26 @@ def test_a_secret_is_masked_however_it_is_spelled() -> None:
     secret = 'a "b" \u00e9\\?'
     texts = [secret, json.dumps({"e": secret}), repr([secret]), f"http://h/?key={quote(secret, safe='')}"]
     assert [mask(text, ("", secret)) for text in texts] == [
-        "***",
-        '{"e": "***"}',
-        "['***']",
-        "http://h/?key=***",
+        "(hidden)",
+        '{"e": "(hidden)"}',
+        "['(hidden)']",
+        "http://h/?key=(hidden)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        (b'{"id": "1", "result": null}', "result"),
+        (b'{"id": "1", "result": null, "error": {"code": 1}}', "error"),
+        (b"[1]", "malformed"),
+        (b"\xff", "malformed"),
+        (b'{"id": "1"}', "malformed"),
+    ],
+)
+def test_a_late_reply_is_described_without_its_text(reply: bytes, status: str) -> None:
+    expected = LateReply(status=status, bytes=len(reply), sha256=hashlib.sha256(reply).hexdigest())
+    assert describe_late(reply) == expected
 
 
 async def test_credentials_of_a_url_are_masked() -> None:
@@ -605,7 +632,7 @@ async def test_credentials_of_a_url_are_masked() -> None:
             used.supervisor.url.replace("//", "//user:to%20ken@") + "/?key=word"
         )
         outcome = await Side(used.calls, used.supervisor, with_password).run(job("fail:bad to ken, to%20ken"))
-        assert outcome.text == "bad ***, ***"
+        assert outcome.text == "bad (hidden), (hidden)"
         await used.supervisor.close()
         with pytest.raises(Unreachable) as raised:
             await used.calls.ping(with_password, secret=SECRET)
@@ -617,7 +644,7 @@ async def test_secrets_are_masked_and_not_logged(caplog: pytest.LogCaptureFixtur
     async with over_http() as used:
         used.supervisor.misbehave("3:11:501", Misbehavior.TELLS_SECRET, Misbehavior.DISCONNECT)
         outcome = await used.run(job())
-        assert outcome.text == "the secret is ***"
+        assert outcome.text == "the secret is (hidden)"
         assert (await used.run(job())).success
         assert not (await used.run(job(id="2"), secret="wrong")).success
     assert SECRET not in caplog.text

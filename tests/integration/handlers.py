@@ -19,7 +19,7 @@ from flowkit.attempt import storage
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from flowkit.worker.context import RunContext
 
@@ -283,6 +283,55 @@ class Cruncher(Quick):
             "given": [ctx.params, ctx.input_inline, ctx.input_ref],
         }
         return BatchResult(success=True, metrics={"n": 1, **seen})
+
+
+def clean_up_when(stopping: Callable[[], bool], name: str, folder: Path) -> None:
+    """Wait until the process stops. Then wait, as a long clean-up does, until the test lets it end."""
+    (folder / f"{name}.begun").touch()
+    while not stopping():
+        time.sleep(TICK_SEC)
+    (folder / f"{name}.stops").touch()
+    while not (folder / "go").exists():
+        time.sleep(TICK_SEC)
+    (folder / f"{name}.clean").touch()
+
+
+class Counted(Quick):
+    """Notes each batch that it begins to process, and waits until the test lets all of them end."""
+
+    role = "counted"
+
+    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+        """Wait for the file `go` in the folder of the node's input."""
+        folder = Path(ctx.input_inline["folder"])
+        (folder / f"{batch.batch_uid}.{ctx.attempt_epoch}.begun").touch()
+        while not (folder / "go").exists():
+            time.sleep(TICK_SEC)
+        return BatchResult(success=True, metrics={"n": 1})
+
+
+class Polite(Quick):
+    """Cleans up in a plain function when its process stops. Its second attempt does nothing."""
+
+    role = "polite"
+
+    def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:  # type: ignore[override]
+        """Run until the process stops, in the first attempt."""
+        if ctx.attempt_epoch == 1:
+            clean_up_when(ctx.cancelled, self.role, Path(ctx.input_inline["folder"]))
+        return BatchResult(success=True, metrics={"n": 1})
+
+
+class PoliteInProcess(Polite):
+    """A Polite for a worker with a pool of processes."""
+
+    role = "polite_in_process"
+
+
+def polite_function(task_id: str, *, folder: str) -> None:
+    """Clean up in a coordinator function, which cannot see that its process stops. The second call does nothing."""
+    if not Path(folder, "function.clean").exists():
+        clean_up_when(lambda: True, "function", Path(folder))
 
 
 class ConcurrencyCounter(Quick):

@@ -86,6 +86,39 @@ async def test_each_nominal_time_gets_a_task_with_its_values_and_a_second_backfi
     assert (view.counts.text, view.skipped[0].reason) == ("3 skipped", "its task has finished already")
 
 
+DEFAULTS: dict[str, Any] = {
+    **GRAPH,
+    "params_schema": {
+        "properties": {
+            "at": {"type": "string"},
+            "window": {"$ref": "#/$defs/window"},
+            "limit": {"default": 10},
+        },
+        "$defs": {"window": {"properties": {"start": {}, "days": {"default": 7}}}},
+    },
+}
+
+
+async def test_tasks_get_the_same_default_values_from_a_client_a_schedule_and_a_backfill(
+    harness: Harness,
+) -> None:
+    await harness.engine()
+    await harness.worker({"hourly": Hourly()})
+    given = {**AT, "window": {"start": {"$cel": "task.scheduled_at"}}}
+    name, backfills = await hourly(harness, graph=DEFAULTS, params=given)
+    made = await backfills.create(name, start="2026-11-01T00:00Z", end="2026-11-01T01:00Z")
+    triggered = await (await harness.coordinator.schedules()).trigger(name)
+    assert triggered is not None
+    plain = {"at": "x", "window": {"start": "x"}}
+    created = await harness.coordinator.create_task(params=plain, graph=DEFAULTS)
+    await ended(backfills, made.backfill.backfill_id)
+    await harness.result(triggered)
+    for task_id in (f"{name}-2026-11-01T00:00:00Z", triggered, created):
+        found = await harness.document(task_id)
+        at = found.get("scheduled_at", "x")
+        assert found["params"] == {"at": at, "window": {"start": at, "days": 7}, "limit": 10}
+
+
 async def test_two_backfills_of_the_same_times_at_once_start_each_task_once(harness: Harness) -> None:
     handler = Hourly()
     await harness.engine()

@@ -57,7 +57,7 @@ async def until_held(harness: Harness, task_id: str, node_id: str, epoch: int = 
 
     async def look() -> dict[str, Any] | None:
         entry = await harness.node(task_id, node_id)
-        waits = str(entry.get("waits_for", "")).startswith("a decision: failed")
+        waits = entry.get("wait_kind") == "decision"
         return entry if waits and entry["status"] == "deferred" and entry["attempt_epoch"] >= epoch else None
 
     return await eventually(look)
@@ -72,7 +72,9 @@ async def test_a_held_node_is_retried_with_changed_input_while_its_sibling_runs(
     )
     entry = await until_held(harness, task_id, "a")
     assert entry["waits_for"] == "a decision: failed with broken"
-    assert entry["held_until_ms"] > 0
+    hold_ms = entry["held_until_ms"] - entry["waits_since_ms"]
+    assert hold_ms == pytest.approx(7 * 86_400_000, abs=2)
+    assert [each.task_id for each in await engine.list_tasks(waits="decision")] == [task_id]
     await gated.until(("side", 1))
     preview = await engine.preview(task_id, "retry_node", node_id="a")
     assert preview["affected"] == [{"node_id": "a", "from": "held", "to": "queued"}]
@@ -98,7 +100,7 @@ async def test_a_hold_that_no_person_ends_fails_the_node(harness: Harness) -> No
     assert await engine.wait(task_id, 60) is TaskStatus.FAILED
     entry = await harness.node(task_id, "a")
     assert (entry["status"], entry["reason_code"]) == ("failed", "broken")
-    assert not {"waits_for", "held_until_ms"} & entry.keys()
+    assert not {"waits_for", "wait_kind", "waits_since_ms", "held_until_ms"} & entry.keys()
 
 
 async def test_finish_running_waits_for_running_attempts_and_not_for_people_and_times(
@@ -290,7 +292,9 @@ async def test_an_approval_waits_for_its_decision(harness: Harness, decision: st
     task_id = await harness.create(
         node("a", "quick"), approval, node("publish", "quick", "ok"), node("undo", "quick")
     )
-    await harness.until_node(task_id, "ok", "deferred", epoch=0)
+    waiting = await harness.until_node(task_id, "ok", "deferred", epoch=0)
+    assert (waiting["wait_kind"], waiting["waits_since_ms"] > 0) == ("decision", True)
+    assert [each.task_id for each in await engine.list_tasks(waits="decision")] == [task_id]
     await act(harness, task_id, "decide", node_id="ok", decision=decision, comment="as agreed", by="ada")
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
     approved = decision == "approve"
@@ -323,9 +327,13 @@ async def test_prerequisites_and_delays_hold_nodes(harness: Harness) -> None:
         node("b", "quick", "wait", prerequisites=["late"]),
     )
     await _until_waits(harness, task_id, a="the prerequisites data:eu and data:us", b="the prerequisite late")
+    since = [(await harness.node(task_id, name))["waits_since_ms"] for name in ("a", "b")]
+    assert [each.task_id for each in await engine.list_tasks(waits="event")] == [task_id]
     await act(harness, task_id, "satisfy", prerequisite="late")
     await act(harness, task_id, "satisfy", prerequisite="data:eu")
     await _until_waits(harness, task_id, a="the prerequisite data:us", b=None)
+    waiting = await harness.node(task_id, "a")
+    assert (waiting["wait_kind"], waiting["waits_since_ms"]) == ("event", since[0])
     assert (await harness.statuses(task_id))["a"] == "queued"
     await act(harness, task_id, "satisfy", prerequisite="data:us")
     assert await engine.wait(task_id, 60) is TaskStatus.FINISHED

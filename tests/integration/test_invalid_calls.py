@@ -44,7 +44,7 @@ UNSTORABLE: dict[str, tuple[dict[str, Any], list[str]]] = {
     "surrogate": ({"params": {"a": "x\ud800"}}, ["params.a", "'x\\ud800'"]),
     "surrogate in a key": ({"params": {"\ud800": 1}}, ["params", "surrogates not allowed"]),
     "levels": ({"params": {"a": nested(99)}}, ["params.a[0]", "100 levels", "flatter"]),
-    "endless": ({"params": endless}, ["params cannot be written as JSON", "Circular"]),
+    "endless": ({"params": endless}, ["params cannot be written as JSON", "contains itself"]),
     "levels of JSON": ({"params": {"a": nested(900)}}, ["params"]),
     "no JSON": ({"params": {"a": object()}}, ["params cannot be written as JSON", "object"]),
     "not a number": ({"params": {"a": float("nan")}}, ["params.a = nan", "must be JSON"]),

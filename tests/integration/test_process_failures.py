@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import signal
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -11,11 +13,13 @@ import pytest
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.models import TaskStatus
 from flowkit.worker.runner import Worker, WorkerConfig
-from tests.integration.handlers import ALL
-from tests.integration.harness import EVENT_TIMEOUT_SEC, node
+from tests.integration.handlers import ALL, Polite, PoliteInProcess, polite_function
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 from tests.integration.streaming import Source
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.integration.harness import Harness
 
 pytestmark = pytest.mark.server
@@ -105,6 +109,66 @@ async def test_stopped_worker_hands_its_node_over_without_using_budget(harness: 
     assert stopped.wait(EVENT_TIMEOUT_SEC) == 0
     assert (await harness.node(task_id, "a"))["attempt_epoch"] == 2
     await assert_every_batch_counts_once(harness, task_id, "a", 6)
+
+
+async def test_plain_functions_clean_up_when_their_processes_stop_and_their_nodes_are_handed_over(
+    harness: Harness, tmp_path: Path
+) -> None:
+    harness.settings["lease_ttl_sec"] = 600
+    pool = tmp_path / "pool.json"
+    pool.write_text(json.dumps({"executor": "process", "process_workers": 1}))
+    function = ("--function", "polite=tests.integration.handlers:polite_function")
+    engine = harness.process("engine", *function)
+    workers = [
+        harness.worker_process("Polite"),
+        harness.process("worker", "--config", str(pool), "tests.integration.handlers:PoliteInProcess"),
+    ]
+    given = {"folder": str(tmp_path)}
+    called = {"io": {"fn": "polite", "fn_args": given}}
+    task_id = await harness.create(
+        node("a", "polite", inline=given, **NO_RETRIES),
+        node("b", "polite_in_process", inline=given, **NO_RETRIES),
+        node("c", "coordinator_fn", **called, **NO_RETRIES),
+    )
+    names = ["function", "polite", "polite_in_process"]
+    await until_files(tmp_path, "begun", names)
+    for process in (engine, *workers):
+        process.send_signal(signal.SIGTERM)
+    await until_files(tmp_path, "stops", names)
+    assert [process.poll() for process in (engine, *workers)] == [None] * 3
+    (tmp_path / "go").touch()
+    assert [await asyncio.to_thread(process.wait, 60) for process in (engine, *workers)] == [0] * 3
+    assert files(tmp_path, "clean") == names
+    await harness.engine(polite=polite_function)
+    await harness.worker({"polite": Polite(), "polite_in_process": PoliteInProcess()})
+    assert (await harness.result(task_id)).status is TaskStatus.FINISHED
+    assert [(await harness.node(task_id, each))["attempt_epoch"] for each in "abc"] == [2] * 3
+
+
+def files(folder: Path, suffix: str) -> list[str]:
+    """Return the names of the files with a suffix."""
+    return sorted(each.stem for each in folder.glob(f"*.{suffix}"))
+
+
+async def until_files(folder: Path, suffix: str, names: list[str]) -> None:
+    """Return when the folder has files of these names with a suffix."""
+
+    async def exist() -> bool:
+        return files(folder, suffix) == names
+
+    await eventually(exist)
+
+
+async def test_second_signal_ends_a_worker_at_once(harness: Harness, tmp_path: Path) -> None:
+    await harness.engine()
+    started = harness.worker_process("Polite")
+    await harness.create(node("a", "polite", inline={"folder": str(tmp_path)}))
+    await until_files(tmp_path, "begun", ["polite"])
+    started.send_signal(signal.SIGINT)
+    await until_files(tmp_path, "stops", ["polite"])
+    started.send_signal(signal.SIGTERM)
+    assert await asyncio.to_thread(started.wait, 60) == 130
+    assert not files(tmp_path, "clean")
 
 
 async def test_worker_with_a_different_database_reports_and_logs_both_names(

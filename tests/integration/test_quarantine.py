@@ -38,11 +38,15 @@ class Picky(Quick):
         self.bad: set[str] = set()
         self.flaky: set[str] = set()
         self.broken: set[str] = set()
+        self.until: dict[str, asyncio.Event] = {}
+        """What batches wait for, by uid."""
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Fail, or return one metrics row."""
         uid = batch.batch_uid or ""
         self.tries[uid] += 1
+        if uid in self.until:
+            await self.until[uid].wait()
         if uid in self.bad:
             raise OSError(f"cannot read {uid}")
         if uid in self.broken or (uid in self.flaky and self.tries[uid] == 1):
@@ -119,7 +123,32 @@ async def test_more_than_the_limit_fail_the_node(harness: Harness, limit: Any, b
         entry = await harness.node(task_id, "p")
         limit_ = limit if isinstance(limit, int) else f"{limit} of 12"
         problem = "too_many_failed_batches: the node has set 3 batches aside, and on_batch_failure.max is"
-        assert entry["last_error"].startswith(f"{problem} {limit_} (worker")
+        causes = r"unexpected_error 3; latest: unexpected_error: OSError: cannot read b\d"
+        assert re.match(rf"{re.escape(problem)} {limit_}: {causes}", entry["last_error"])
+        explained = " ".join((await harness.command("explain", task_id)).split())
+        assert re.search(causes, explained)
+        assert f"3 batches are set aside in p: `flowkit batches {task_id} p --failed`" in explained
+
+
+async def test_status_and_explain_show_what_is_set_aside_while_the_node_runs(harness: Harness) -> None:
+    engine, handler = await harness.engine(), Picky()
+    handler.broken, handler.until["b1"] = {"b0"}, asyncio.Event()
+    await harness.worker({"picky": handler})
+    task_id = await harness.create(
+        node("p", "picky", inline={"batches": 2}, on_batch_failure={"attempts": 1, "max": 5})
+    )
+
+    async def is_tried() -> bool:
+        return bool(handler.tries["b1"])
+
+    await eventually(is_tried)
+    shown = "1 batch is set aside (no_such_city 1; latest: no_such_city: as ordered)"
+    for command in ("status", "explain"):
+        found = " ".join((await harness.command(command, task_id)).split())
+        assert shown in found
+        assert f"1 batch is set aside in p: `flowkit batches {task_id} p --failed`" in found
+    handler.until["b1"].set()
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
 
 
 async def test_a_later_attempt_tries_batches_of_its_handler_again_and_keeps_those_that_it_pulls(

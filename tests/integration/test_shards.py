@@ -13,11 +13,14 @@ from flowkit.activities import role_attempt
 from flowkit.activities.batches import puller
 from flowkit.errors import ActionRejected
 from flowkit.models import TaskStatus
-from tests.integration.handlers import BREAK_AT, Failing, Quick, Relay
+from tests import clocks
+from tests.integration.handlers import BREAK_AT, Counted, Failing, Quick, Relay
 from tests.integration.harness import Harness, eventually, node, wait_seconds
 from tests.integration.test_continue_as_new import histories, replay
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flowkit.worker import Batch, BatchResult
     from flowkit.worker.context import RunContext
 
@@ -69,6 +72,43 @@ async def test_shards_process_the_batches_of_a_node_together(harness: Harness) -
     states = [row["status"] async for row in harness.db.node_shards.find({"task_id": task_id})]
     assert states == ["finished"] * 4
     await replay(await histories(harness, task_id))
+
+
+async def test_batches_of_a_worker_with_a_slow_clock_are_processed_once(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """Its leases have ended long ago by the clock of the worker that joins while it processes the batches."""
+    engine = await harness.engine()
+    await harness.worker({"quick": Quick()})
+    harness.process(
+        "worker", "--concurrency", "4", "tests.integration.handlers:Counted", **clocks.ahead(-300)
+    )
+    pull = {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["a"], "poll_ms": 50}}
+    task_id = await harness.create(
+        node("a", inline={"batches": 4}),
+        node("w", "counted", "a", inline={**pull, "folder": str(tmp_path)}, parallel=6),
+    )
+
+    def begun() -> int:
+        return len([*tmp_path.glob("*.begun")])
+
+    async def all_begun() -> bool:
+        return begun() == 4
+
+    await eventually(all_begun)
+    joined = await harness.worker({"counted": Counted()})
+
+    async def looked() -> bool:
+        own = {"task_id": task_id, "worker_id": joined.worker_id}
+        rows = [row async for row in harness.db.node_shards.find(own)]
+        return begun() > 4 or bool(rows) and all(row["status"] == "finished" for row in rows)
+
+    await eventually(looked)
+    (tmp_path / "go").touch()
+    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert begun() == 4
+    claims = [row async for row in harness.db.stream_progress.find({"task_id": task_id})]
+    assert {row["fence"] for row in claims} == {1}
 
 
 async def test_a_worker_that_dies_leaves_its_batches_to_the_others_and_counts_as_one_loss(

@@ -102,6 +102,7 @@ async def test_stopped_worker_process_goes_offline(harness: Harness) -> None:
 async def test_killed_worker_goes_offline_after_its_expiry(harness: Harness) -> None:
     long_ago = datetime.now(UTC) - timedelta(minutes=4)
     row = {"worker_id": "killed", "status": "online", "last_seen": long_ago, "type": "quick"}
+    row["announce_interval_sec"] = 0.5
     await harness.db.worker_registry.insert_one(row)
     await harness.worker()
     await harness.engine()

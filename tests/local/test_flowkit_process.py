@@ -108,3 +108,29 @@ async def test_pool_processes_exit_when_the_owner_of_the_worker_is_killed(
     family = descendants(owner.pid)
     owner.kill()
     wait_until(lambda: not still_running(family))
+
+
+@pytest.mark.slow
+@pytest.mark.server
+async def test_a_prepared_process_starts_with_the_code_that_it_has_loaded_whatever_is_saved_meanwhile(
+    harness: Harness, tmp_path: Path
+) -> None:
+    code = tmp_path / "own_code.py"
+    right = "from flowkit.worker import RoleHandler\n\nclass Own(RoleHandler):\n    role = 'own'\n"
+    code.write_text(right)
+    environment = {**harness.environment, "PYTHONPATH": str(tmp_path)}
+    [worker] = worker_processes(tmp_path, ["own_code:Own"], environment=environment)
+    with worker:
+        code.write_text(right.replace("'own'", "'other'"))
+        assert worker.prepare() == ""
+        assert worker.running
+        code.write_text("def broken(:\n")
+        assert "has a syntax error" in worker.prepare()
+        assert worker.running
+        code.write_text(right.replace("'own'", "'third'"))
+        assert worker.prepare() == ""
+        code.write_text("def broken(:\n")
+        worker.restart()
+        assert worker.summary == f"worker runs third on queue {harness.queue}"
+        with pytest.raises(ProcessMisused):
+            worker.restart()

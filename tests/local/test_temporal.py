@@ -1,6 +1,8 @@
 """The local Temporal server keeps its state, accepts settings and survives cancelled requests."""
 
 import asyncio
+import http.client
+import json
 import random
 import shutil
 import subprocess
@@ -17,7 +19,7 @@ from temporalio.service import RPCError
 from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 from flowkit.local.ports import is_listening
-from flowkit.local.temporal import SQLITE_DRIVER, TemporalServer, temporal_cli
+from flowkit.local.temporal import NAMESPACE, SQLITE_DRIVER, TemporalServer, temporal_cli
 
 
 async def start_workflow(server: TemporalServer, workflow_id: str) -> None:
@@ -62,6 +64,35 @@ def test_dynamic_config_adds_and_replaces_settings(tmp_path: Path) -> None:
     assert "limit.historyCount.suggestContinueAsNew=50" in command
     assert 'history.timerProcessorMaxTimeShift="1s"' in command
     assert "matching.numTaskqueueReadPartitions=1" in command
+
+
+def send(port: int, method: str, path: str, headers: dict[str, str]) -> int:
+    """Return the status of a request with exactly these headers, and of a POST with the start of a workflow."""
+    body = json.dumps({"workflowType": {"name": "Any"}, "taskQueue": {"name": "unpolled"}, "requestId": "r"})
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request(method, path, body if method == "POST" else None, headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.server
+async def test_no_web_page_starts_or_reads_a_workflow(tmp_path: Path) -> None:
+    """Not by a request that needs no permission of the server, and not by a name that leads to this machine."""
+    forms = ("text/plain", "application/x-www-form-urlencoded", "application/json")
+    with TemporalServer(tmp_path) as server:
+        path = f"/api/v1/namespaces/{NAMESPACE}/workflows/of-a-page"
+        for port in (server.http_port, server.ui_port):
+            hosts = ["evil.example"] if port == server.http_port else []
+            for host in (f"127.0.0.1:{port}", f"localhost:{port}", *hosts):
+                headers = {"Host": host, "Origin": "http://evil.example"}
+                for kind in forms:
+                    assert send(port, "POST", path, {**headers, "Content-Type": kind}) in (400, 403)
+        assert send(server.http_port, "GET", f"/api/v1/namespaces/{NAMESPACE}", {}) == 403
+        client = await Client.connect(server.address)
+        with pytest.raises(RPCError, match="not found"):
+            await client.get_workflow_handle("of-a-page").describe()
 
 
 def has_built_driver() -> bool:

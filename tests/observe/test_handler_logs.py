@@ -17,6 +17,7 @@ import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import bson
@@ -29,7 +30,7 @@ from flowkit.client import TaskCatalog
 from flowkit.config import WorkerConfig
 from flowkit.core import handler_lines
 from flowkit.core.handler_lines import CaptureHandler, HandlerLine, begin_attempt, end_attempt
-from flowkit.core.instruments import LOG_LINES_DROPPED
+from flowkit.core.instruments import LOG_LINES, LOG_LINES_DROPPED
 from flowkit.errors import StoreUnavailable
 from flowkit.observe.log_keeper import HandlerLogKeeper
 from flowkit.observe.log_reading import HandlerLogReader
@@ -103,7 +104,7 @@ async def test_lines_of_all_hooks_are_kept_with_their_batch() -> None:
         ("INFO", "shop", "begins on a thread", ""),
         ("WARNING", "shop", "slow page 3", "b0"),
         ("INFO", "flowkit.handler", 'page read  page=3 password="(hidden)"', "b0"),
-        ("INFO", "flowkit.handler", "from a thread of the handler", ""),
+        ("INFO", "flowkit.handler", "from a thread of the handler", "b0"),
     ]
     assert len(lines) == 7
     assert {(each.node_id, each.attempt, each.left_out) for each in lines} == {("a", 1, 0)}
@@ -192,6 +193,31 @@ async def test_printed_lines_are_kept_if_a_setting_says_so(kept: Kept) -> None:
     handler_lines.stop_capture(prints=True)
     assert (await kept.texts())[:2] == ["one 1", "two"]
     assert (await kept.texts())[-1] == "three"
+
+
+@with_prints
+@pytest.mark.parametrize("often", [True, False])
+async def test_a_progress_bar_shows_its_latest_state_while_it_runs(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, often: bool
+) -> None:
+    """It prints one line again and again, with a carriage return before or after it, and not all states are kept."""
+
+    def body() -> None:
+        for number in range(4):
+            sys.stdout.write(f"\r{number} of 4")
+        during.extend(each.line.text for buffer in kept.keeper._changed for each in buffer._head)
+        sys.stdout.write("\r4 of 4\ndone\r\n")
+        for number in range(4):
+            sys.stdout.write(f"{number} %\r")
+
+    during: list[str] = []
+    monkeypatch.setattr(handler_lines, "_PROGRESS_SEC", 0.0 if often else 3_600.0)
+    handler_lines.start_capture(logging.INFO, prints=True)
+    await kept.run(body)
+    handler_lines.stop_capture(prints=True)
+    assert during == (["0 of 4", "1 of 4", "2 of 4"] if often else ["0 of 4"])
+    last = ["4 of 4", "done", "0 %", "1 %", "2 %", "3 %"] if often else ["4 of 4", "done", "3 %"]
+    assert await kept.texts() == [*during, *last]
 
 
 async def test_printed_lines_are_not_kept_by_default(kept: Kept) -> None:
@@ -491,12 +517,13 @@ async def test_pages_of_an_attempt_meet_each_other(kept: Kept) -> None:
     first = await reader.page(*place, before=before.lines[0].place, limit=10)
     assert [len(each.lines) for each in (first, before, last)] == [5, 10, 10]
     assert [each.earlier for each in (first, before, last)] == [False, True, True]
-    again = await reader.page(*place, after=first.lines[-1].place, limit=10)
+    again = await reader.page(*place, after=first.end, limit=10)
     assert [each.text for each in again.lines] == [each.text for each in before.lines]
     assert again.later
+    assert await reader.page(*place, after=again.end, limit=10) == replace(last, later=False)
     await kept.run(lambda: SHOP.info("new"), epoch=own.epoch)
     await kept.keeper.flush()
-    assert [each.text for each in (await reader.page(*place, after=last.lines[-1].place)).lines] == ["new"]
+    assert [each.text for each in (await reader.page(*place, after=last.end)).lines] == ["new"]
 
 
 async def test_page_after_a_place_reads_what_is_new(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -527,10 +554,49 @@ async def test_page_after_a_place_reads_what_is_new(kept: Kept, monkeypatch: pyt
     await log(10, logging.INFO)
     await log(11, logging.INFO, shard=2)
     assert (await reader.page(*place, level="ERROR", after=page.end)).lines == []
-    assert len(read_rows) == 3
+    assert len(read_rows) == 4  # the last one of each log, and the new ones
     every = await reader.page(*place, after=page.end)
     assert [(each.text, each.left_out) for each in every.lines] == [("at 10", 0), ("at 11", 0)]
     assert (await reader.page(*place, after=every.end)).end == every.end
+
+
+@pytest.mark.parametrize("by_page", [False, True])
+async def test_events_are_followed_whatever_the_clocks_of_worker_and_bridge(by_page: bool) -> None:
+    """The worker is an hour fast, and the second bridge an hour slow."""
+    db, own = memory_database(), {"task_id": "t", "node_id": "ext", "attempt_epoch": 1}
+    await db.dispatches.insert_one({**own})
+    reader, now = HandlerLogReader(db), datetime.now(UTC)
+    found, cursor, seen = reader.lines("t"), "", list[str]()
+    for number in range(4):
+        await db.worker_events.insert_one(
+            {
+                **own,
+                "ts_ms": int((now.timestamp() + 3_600 + number) * 1000),
+                "created_at": now - timedelta(hours=number // 2),
+                "payload": {"kind": "BATCH_OK", "batch_uid": f"b{number}"},
+            }
+        )
+        if by_page:
+            page = await reader.page("t", "ext", 1, after=cursor)
+            cursor = page.end
+            seen += [each.text for each in page.lines]
+        else:
+            async for lines in found:
+                if not lines:
+                    break
+                seen += [each.text for each in lines]
+    assert seen == [f"batch ok  batch_uid=b{number}" for number in range(4)]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "5~", "1" * 30, "5~zz=1.2", "5~worker_events=1.a~", "5~" + "a" * 16]
+)
+async def test_text_that_is_no_cursor_is_before_all_lines(kept: Kept, text: str) -> None:
+    await kept.run(lambda: SHOP.info("one"))
+    await kept.keeper.flush()
+    own = attempt()
+    page = await HandlerLogReader(kept.db).page(own.task_id, own.node_id, own.epoch, after=text)
+    assert [each.text for each in page.lines] == ["one"]
 
 
 async def test_who_follows_a_task_gets_each_line_once(kept: Kept) -> None:
@@ -654,6 +720,33 @@ async def test_dropped_lines_are_counted_from_zero(kept: Kept) -> None:
         await kept.run(lambda: SHOP.info("one"))
     role = attempt().role
     assert measured.counted(LOG_LINES_DROPPED) == {(role, "outage"): 0, (role, "refused"): 0}
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_each_line_counts_once_as_kept_or_dropped(kept: Kept, ends: bool) -> None:
+    """Documents of the last part that later lines replace are dropped, and were never kept."""
+    logged = 24_000
+
+    async def run() -> None:
+        begin_attempt(attempt(), "w-1", "run-1", kept.keeper)
+        for number in range(logged):
+            SHOP.info("line %d", number)
+            if number % 3_000 == 0:
+                await kept.keeper.flush()
+        if ends:
+            end_attempt()
+
+    with measuring() as measured:
+        await asyncio.create_task(run())
+        if ends:
+            await kept.keeper.flush()
+        else:
+            await kept.keeper.stop()
+    dropped = sum(measured.counted(LOG_LINES_DROPPED).values())
+    present = [each async for each in kept.db.attempt_logs.find({}, {"lines.n": 1})]
+    count = sum(len(each["lines"]) for each in present)
+    assert 0 < count < logged
+    assert (measured.counted(LOG_LINES), dropped) == ({(attempt().role, "info"): count}, logged - count)
 
 
 async def test_busy_attempt_causes_one_write_at_a_time(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@
       "task/variables": { variables: {} },
       "task/batches": { batches: [], total: 0, skip: 0 },
       "task/node": { node_id: "a", definition: { io: null }, result: {}, batches: 0, failed_batches: 0, debug: null },
-      "task/explanation": { task_id: "t", status: "running", open: true, began_at: "", seconds: 0, parts: {}, path: [], speed_ups: [], waits_for: "", missing: [] },
+      "task/explanation": { task_id: "t", status: "running", open: true, began_at: "", seconds: 0, total_seconds: 0, parts: {}, path: [], speed_ups: [], reason: null, waits_for: "", set_aside: [], missing: [] },
     },
     // Set the graph: a chain of these nodes.
     graph(ids, name = "nightly") {

@@ -49,13 +49,50 @@ async def test_a_token_opens_the_page_and_filters_stay_in_the_address(
     assert await serious(page) == []
     await page.get_by_role("button", name="waiting for a decision").click()
     await expect(page.get_by_text("No task matches.")).to_be_visible()
-    assert "show=held" in page.url
+    assert "show=decision" in page.url
     await page.reload()
     await expect(page.get_by_text("No task matches.")).to_be_visible()
     await page.go_back()
     await page.get_by_role("link", name="t-1").click()
     await expect(box(page, "a")).to_be_visible()
     await expect(page.get_by_role("group", name="Actions of the task")).to_be_hidden()
+
+
+async def test_a_link_opens_the_page_but_another_web_page_reads_nothing_of_it(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    await stage.add("t-1", nodes("a"), status="finished")
+    home = address(await start()).partition("?")[0]
+    links = f"<a href={home}?task=t-1>page</a><a href={home}api/v1/tasks>data</a>"
+    images = f"<img src={home}static/icon.svg><img src={home}api/v1/tasks>"
+    foreign = f"data:text/html,{links}{images}"
+    await page.goto(foreign)
+    assert await page.evaluate("[...document.images].map((each) => each.naturalWidth)") == [0, 0]
+    await page.get_by_role("link", name="page").click()
+    await expect(box(page, "a")).to_be_visible()
+    await page.goto(foreign)
+    await page.get_by_role("link", name="data").click()
+    await expect(page.get_by_text("site_not_allowed")).to_be_visible()
+
+
+async def test_control_and_bidirectional_characters_of_a_task_are_shown_as_escapes(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    hostile, shown = "paid\u202egpj.exe\x1b[2J", r"paid\u202egpj.exe\u001b[2J"
+    await stage.add("t-1", nodes("a"), status="finished")
+    await stage.db.tasks.update_one(
+        {"id": "t-1"}, {"$set": {"graph.name": hostile, "params": {"day": hostile}}}
+    )
+    await stage.set_node("t-1", 0, status="failed", last_error=f"boom: {hostile}")
+    await page.goto(address(await start(), task="t-1"))
+    await box(page, "a").click()
+    await expect(page.locator("aside")).to_contain_text(f"boom: {shown}")
+    assert shown in await page.title()
+    texts = await page.evaluate(
+        "document.body.innerText + [...document.querySelectorAll('*')].map((e) => e.title)"
+    )
+    assert "\u202e" not in texts
+    assert "\x1b" not in texts
 
 
 async def test_a_task_is_accessible_and_operable_with_the_keyboard(

@@ -26,7 +26,7 @@ RUNNING = "[{ status: 'running', attempt: 2 }, {}, {}]"
 
 EXPLANATION = """
 fake.returns["task/explanation"] = {
-  task_id: "t", status: "running", open: true, began_at: "", seconds: 100,
+  task_id: "t", status: "running", open: true, began_at: "", seconds: 100, total_seconds: 100,
   parts: { work: 50, queue: 0, retry_waits: 43, database_and_temporal: 7 },
   path: [
     { node_id: null, since: 0, until: 2, parts: { database_and_temporal: 2 } },
@@ -35,6 +35,7 @@ fake.returns["task/explanation"] = {
   ],
   speed_ups: [{ node_id: "a", gain: 45, work: 45 }],
   waits_for: "Node b is running. Node c is queued: waits for b.",
+  reason: null, set_aside: ["2 batches are set aside in a: `flowkit batches t a --failed`"],
   missing: ["earlier pauses are unknown"],
 };
 fake.returns["task/node"].debug = "flowkit debug t a";
@@ -113,6 +114,27 @@ async def test_an_explanation_is_read_when_asked_for_and_marks_the_critical_path
     ).to_be_visible()
     await page.get_by_role("checkbox", name="critical path").uncheck()
     await expect(page.locator(".on-path")).to_have_count(0)
+
+
+async def test_batches_that_are_set_aside_and_the_time_of_all_runs_are_seen(fake: Open) -> None:
+    page = await fake(EXPLANATION, node="a")
+    causes = "2 batches are set aside (bad 2; latest: bad: no such file)"
+    row = f"status: 'running', attempt: 2, batches: 5, failed_batches: 2, set_aside_text: '{causes}', shards: '1 shard'"
+    await page.evaluate(
+        f"fake.send(1, [{{ {row} }}, {{}}, {{}}], {{ task: {{ seconds: 4, total_seconds: 90 }} }})"
+    )
+    await expect(box(page, "a")).to_have_attribute(
+        "aria-label", "a, quick, attempt 2, 5 batches, 2 set aside, running"
+    )
+    headline = page.locator(".headline")
+    await expect(headline).to_contain_text("⊟ 2 batches set aside")
+    await expect(headline).to_contain_text(re.compile(r"latest run for \d"))
+    await expect(headline).to_contain_text(re.compile("1 min 3. s since it was created"))
+    await expect(page.get_by_role("complementary").get_by_text(f"1 shard; {causes}")).to_be_visible()
+    await page.get_by_role("button", name="Explain", exact=True).click()
+    await expect(
+        page.get_by_role("region", name="Explanation").get_by_text("flowkit batches t a --failed")
+    ).to_be_visible()
 
 
 async def test_failures_have_the_command_that_debugs_them(fake: Open) -> None:

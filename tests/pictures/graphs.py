@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowkit.models.waits import WaitKind
 from flowkit.pictures.dot import to_dot
 from flowkit.pictures.formats import Format, draw
 from flowkit.pictures.mermaid import to_mermaid
@@ -98,7 +99,9 @@ _STATES = [
     ),
     row("check", "failed"),
     row("score", "queued"),
-    row("load", "deferred", waits_for="a decision: retry, skip, complete or fail"),
+    row(
+        "load", "deferred", waits_for="a decision: retry, skip, complete or fail", wait_kind=WaitKind.DECISION
+    ),
     row("mark", "queued"),
     row("restore", "skipped"),
 ]

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from flowkit.models.waits import WaitKind
 from flowkit.pictures.dot import to_dot
 from flowkit.pictures.mermaid import to_mermaid
 from flowkit.pictures.model import make_picture
@@ -132,6 +133,6 @@ def test_a_state_is_a_symbol_and_a_word_in_every_format() -> None:
 
 def test_a_group_that_waits_for_a_person_says_so() -> None:
     graph = view(1_200, [(0, index) for index in range(1, 1_200)])
-    picture = make_picture(graph, {"node-5": row("node-5", "deferred", waits_for="a decision: retry")})
+    picture = make_picture(graph, {"node-5": row("node-5", "deferred", wait_kind=WaitKind.DECISION)})
     assert [(box.members, box.symbol) for box in picture.boxes] == [(1, ""), (1_199, "◆")]
     assert picture.boxes[1].details == ("◷ 1 deferred", "◆ 1 wait for a decision")

@@ -388,6 +388,13 @@ async def test_page_of_the_server_itself_may_call_it(local: Front) -> None:
         ({"Origin": "https://evil.example"}, 403, "origin_not_allowed"),
         ({"Origin": "http://localhost:3000"}, 403, "origin_not_allowed"),
         ({"Origin": "null"}, 403, "origin_not_allowed"),
+        ({"Sec-Fetch-Site": "cross-site"}, 403, "site_not_allowed"),
+        ({"Sec-Fetch-Site": "same-site"}, 403, "site_not_allowed"),
+        (
+            {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"},
+            403,
+            "site_not_allowed",
+        ),
         ({"Content-Type": "text/plain"}, 415, "unsupported_media_type"),
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415, "unsupported_media_type"),
     ],
@@ -396,6 +403,15 @@ async def test_call_of_another_web_page_is_rejected(
     local: Front, headers: dict[str, str], status: int, code: str
 ) -> None:
     assert codes(await without_token(local, headers)) == (status, code)
+
+
+async def test_another_web_page_does_not_see_whether_a_server_runs(local: Front) -> None:
+    """An image, for example, whose size or error a page could see. A link opens what needs no token."""
+    image = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    for headers, status in ((image, 403), (link, 200)):
+        async with local.client.get(url(local.server, "/health"), headers=headers) as response:
+            assert response.status == status
 
 
 async def test_header_of_a_web_page_must_not_be_repeated(local: Front) -> None:

@@ -86,6 +86,20 @@ def test_updates_count_by_their_outcome_but_not_in_a_replay() -> None:
     assert measured.counted(instruments.UPDATES) == {("hold", "rejected"): 1, ("hold", "accepted"): 2}
 
 
+@pytest.mark.parametrize(
+    ("events", "size", "is_replaying", "count"),
+    [(40_960, 0, False, 0), (40_961, 0, False, 1), (3, 42_000_000, False, 1), (51_000, 0, True, 0)],
+)
+def test_workflow_tasks_of_histories_near_the_limits_count(
+    events: int, size: int, is_replaying: bool, count: int
+) -> None:
+    given = activation("fire_timer", events=events)
+    given.history_size_bytes, given.is_replaying = size, is_replaying
+    with measuring() as measured:
+        activations_of(Instance()).run(given)
+    assert sum(measured.counted(instruments.LONG_HISTORIES).values()) == count
+
+
 def test_an_activation_of_one_kind_of_jobs_is_not_split() -> None:
     for jobs in (["do_update", "do_update"], ["fire_timer", "resolve_activity"]):
         instance = Instance()

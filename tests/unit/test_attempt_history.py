@@ -12,6 +12,7 @@ from temporalio.contrib.pydantic import pydantic_data_converter
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.queries import LoggedAttempt
+from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.models import FailureKind
 from flowkit.reading.attempts import AttemptOutcome, AttemptView, merge, read_events, read_history
 
@@ -43,7 +44,7 @@ async def test_history_has_the_outcome_of_each_attempt(
     own = [each for each in found if each.node_id == node_id]
     assert [(each.outcome.value, each.code) for each in own] == expected
     assert [each.attempt for each in own] == list(range(1, len(own) + 1))
-    assert all(each.seconds is not None for each in own if each.outcome is not AttemptOutcome.LOST)
+    assert all(each.seconds(0) is not None for each in own if each.outcome is not AttemptOutcome.LOST)
     assert own[-1].worker in ("recorder", "engine")
 
 
@@ -60,13 +61,13 @@ def test_without_a_history_logs_and_the_document_describe_the_attempts() -> None
     at = datetime.fromtimestamp(9.0, UTC)
     latest = document(status="finished", lease={"worker_id": "w-2"}, started_at=at, finished_at=at)
     first, second = merge([], logged, latest)
-    assert (first.outcome, first.worker, first.seconds, first.code) == (
+    assert (first.outcome, first.worker, first.seconds(9.0), first.code) == (
         AttemptOutcome.FAILED,
         "w-1",
         2.0,
         "flaky",
     )
-    assert (second.outcome, second.worker, second.seconds) == (AttemptOutcome.FINISHED, "w-2", 0.0)
+    assert (second.outcome, second.worker, second.seconds(9.0)) == (AttemptOutcome.FINISHED, "w-2", 0.0)
 
 
 def test_worker_of_an_external_attempt_replaces_its_bridge() -> None:
@@ -77,7 +78,7 @@ def test_worker_of_an_external_attempt_replaces_its_bridge() -> None:
         node_id="a", epoch=2, worker="x-1", ended_at=4.0, finished=False, kind=FailureKind.LOSS
     )
     [seen] = merge([running], [lost], {})
-    assert (seen.worker, seen.outcome, seen.seconds) == ("x-1", AttemptOutcome.LOST, 3.0)
+    assert (seen.worker, seen.outcome, seen.seconds(9.0)) == ("x-1", AttemptOutcome.LOST, 3.0)
 
 
 def test_attempt_that_no_worker_has_started_waits_until_the_document_says_that_it_runs() -> None:
@@ -121,3 +122,19 @@ async def test_history_is_whole_only_with_the_first_run(name: str, complete: boo
     found, is_whole = await read_history(cast("Client", LaterRuns(name)), "t")
     assert found
     assert is_whole is complete
+
+
+def test_an_epoch_that_a_reset_has_reserved_is_no_attempt() -> None:
+    ran = AttemptView(node_id="a", attempt=1, scheduled_at=1.0, ended_at=2.0, outcome=AttemptOutcome.FINISHED)
+    assert merge([ran], [], document(status="queued")) == [ran]
+    waiting = AttemptView(node_id="a", attempt=2, outcome=AttemptOutcome.WAITING)
+    assert [each.attempt for each in merge([ran, waiting], [], document(status="queued"))] == [1, 2]
+
+
+def test_an_external_attempt_begins_when_its_worker_accepts_it() -> None:
+    waits = AttemptView(
+        node_id="a", attempt=1, worker=f"{BRIDGE_PREFIX}1", started_at=10.0, outcome=AttemptOutcome.RUNNING
+    )
+    (accepted,) = merge([waits], [LoggedAttempt(node_id="a", epoch=1, worker="x-1", started_at=25.0)], {})
+    assert (waits.began_at, waits.seconds(30.0)) == (None, None)
+    assert (accepted.began_at, accepted.seconds(30.0)) == (25.0, 5.0)

@@ -43,6 +43,7 @@ class FunctionRunner:
     work: Callable[[], Awaitable[object]]
     stops: bool = True
     reasons: list[str] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
     _task: asyncio.Task[Any] | None = None
 
     async def run(self) -> AttemptResult:
@@ -54,6 +55,9 @@ class FunctionRunner:
         self.reasons.append(reason)
         if self._task is not None and self.stops:
             self._task.cancel()
+
+    def show_end(self, reason: str, grace_sec: float) -> None:
+        self.ends.append(reason)
 
 
 async def endless() -> None:

@@ -45,6 +45,8 @@ HOUR = timedelta(hours=1)
         (" 2026-11-01T02:00:00+01:00 ", "UTC", "2026-11-01T01:00:00+00:00"),
         ("2026-11-01T02:00Z", "Europe/Berlin", "2026-11-01T02:00:00+00:00"),
         (datetime(2026, 11, 1, tzinfo=UTC), "Europe/Berlin", "2026-11-01T00:00:00+00:00"),
+        (datetime(2026, 11, 1, 5, 59, 59, 1, tzinfo=UTC), "UTC", "2026-11-01T06:00:00+00:00"),
+        ("2026-11-01T02:00:00.123456Z", "UTC", "2026-11-01T02:00:01+00:00"),
     ],
 )
 def test_a_date_begins_in_the_zone_of_the_schedule_and_a_time_has_its_own_offset(

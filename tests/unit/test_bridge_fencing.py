@@ -72,6 +72,8 @@ def test_a_heartbeat_on_the_topic_of_another_role_renews_only_the_lease_that_it_
     assert from_worker("w1", "TASK_HEARTBEAT", "l1", "parser") is Verdict.APPLY
     assert from_worker("w1", "TASK_HEARTBEAT", "l2", "parser") is Verdict.IGNORE
     assert from_worker("w2", "TASK_HEARTBEAT", "l1", "parser") is Verdict.STOP_WORKER
+    assert from_worker("w1", "TASK_HEARTBEAT", "", "parser") is Verdict.IGNORE
+    assert from_worker("w1", "TASK_HEARTBEAT", "") is Verdict.APPLY, "on the topic of its own role"
     assert [judge(held, beat) for held in (record(), unnamed)] == [Verdict.IGNORE] * 2
 
 

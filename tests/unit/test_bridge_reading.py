@@ -247,6 +247,13 @@ def test_a_record_without_an_envelope_is_attributed_by_its_key(given_value: byte
     assert [bad(given_value, key) for key in (None, "", "task", ":", "t:*")] == [None] * 5
 
 
+def test_a_key_that_is_too_long_for_two_ids_is_not_split() -> None:
+    """Each of its colons would make two copies of it: a key of 2 MB would take many minutes."""
+    longest = "\U0001f600" * ID_CHARS
+    assert bad(b"odd", f"{longest}:{longest}") == (((longest, longest),), None, None)
+    assert bad(b"odd", ":" * 2_000_000) is None
+
+
 @pytest.mark.parametrize("changes", [{"role": "coordinator"}, {"msg_type": "reply"}])
 def test_what_no_worker_reports_about_an_attempt_is_not_attributed(changes: dict[str, Any]) -> None:
     assert bad(value("BATCH_OK", **changes)) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.converter import DataConverter
 
+from flowkit.adapters.artifacts import FailedBatches
 from flowkit.adapters.shards import ShardProgress
 from flowkit.adapters.tasks.queries import ExternalRun, LatestNodeRun
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
@@ -30,6 +32,7 @@ from flowkit.cli.tasks.operations import _print_task, decision_hints
 from flowkit.cli.tasks.results import _print_task as print_results
 from flowkit.client import TaskSummary
 from flowkit.models import TaskStatus
+from flowkit.models.waits import for_decision
 from flowkit.reading import state as task_view
 from flowkit.reading.notes import format_note
 from flowkit.reading.results import debug_command, make_view
@@ -39,11 +42,14 @@ from flowkit.reading.state import (
     add_external,
     add_pending,
     add_runs,
+    add_set_aside,
+    add_shards,
     add_waits,
     add_workers,
     find_untaken,
     find_workers,
     has_later_attempts,
+    list_running_roles,
     mark_waiting,
     read_waits,
 )
@@ -53,7 +59,7 @@ ERROR = "rates_unavailable: RatesUnavailable: the service answered 503 Service U
 
 def node(node_id: str = "enrich", status: str = "running", **fields: Any) -> NodeRow:
     """Return a node of the role `enrich`."""
-    return NodeRow(node_id=node_id, role="enrich", status=status, **{"attempt": 1, **fields})
+    return NodeRow(node_id=node_id, status=status, **{"role": "enrich", "attempt": 1, **fields})
 
 
 def task(*nodes: NodeRow) -> TaskView:
@@ -292,7 +298,7 @@ class FakeServers:
     def __init__(self, omitted: int) -> None:
         self.omitted = omitted
 
-    def handle(self, task_id: str) -> FakeServers:
+    def get_workflow_handle(self, task_id: str) -> FakeServers:
         """Return the task's workflow."""
         return self
 
@@ -314,7 +320,7 @@ async def test_truncated_workflow_status_is_not_used_for_the_view(
         return {"engine"}
 
     monkeypatch.setattr(task_view, "recent_pollers", pollers)
-    servers: Any = SimpleNamespace(temporal=None, tasks=FakeServers(omitted), catalog=FakeServers(omitted))
+    servers: Any = SimpleNamespace(temporal=FakeServers(omitted), catalog=FakeServers(omitted))
     description: Any = SimpleNamespace(task_queue="flowkit")
     seen = await task_view.TaskReader(servers, "t", description)._queried()
     assert (seen is None) == bool(omitted)
@@ -330,8 +336,10 @@ def test_wait_for_a_slot_is_part_of_the_view_until_the_attempt_starts(status: st
 
 
 WAITING = task(
-    node("load", "deferred", waits_for="a decision: failed with bad_input", note="bad_input: no day"),
-    NodeRow(node_id="re view", role="approval", status="deferred", waits_for="a decision: approve or reject"),
+    node("load", "deferred", note="bad_input: no day").waiting_for(for_decision("failed with bad_input")),
+    NodeRow(node_id="re view", role="approval", status="deferred").waiting_for(
+        for_decision("approve or reject")
+    ),
     node("clean"),
 )
 
@@ -344,7 +352,7 @@ def test_hints_name_the_commands_that_decide() -> None:
 
 
 def test_hints_name_only_the_first_nodes_that_wait_for_a_decision() -> None:
-    nodes = [node(f"n{i}", "deferred", waits_for="a decision: failed with x") for i in range(7)]
+    nodes = [node(f"n{i}", "deferred").waiting_for(for_decision("failed with x")) for i in range(7)]
     assert decision_hints(task(*nodes))[3:] == ["4 more nodes wait for a decision"]
 
 
@@ -384,5 +392,70 @@ def test_results_of_a_failing_task_can_still_change(
 ) -> None:
     nodes = [{"node_id": "load", "type": "load", "status": "cancelling"}]
     document = {"id": "t", "status": status, "finished_at": finished_at, "graph": {"nodes": nodes}}
-    print_results(make_view(document, {}, {}))
+    print_results(make_view(document, {}, {}, {}))
     assert ("its results can still change" in capsys.readouterr().err) is note
+
+
+def test_batches_that_are_set_aside_are_seen_while_the_node_runs_and_after_its_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    aside = FailedBatches(codes={"slow": 2, "bad": 20}, latest="bad: no such city")
+    found = {"a": aside, "b": aside}
+    running = node("a", shards="2 shards on 2 workers, 22 of 903")
+    views = task(running, node("b", "failed", note="x: y"), node("c"))
+    seen = add_set_aside(views, found)
+    text = "22 batches are set aside (bad 20, slow 2; latest: bad: no such city)"
+    assert [format_note(each) for each in seen.nodes] == [f"{running.shards}; {text}", "x: y", ""]
+    assert add_set_aside(seen, {}).nodes[0].failed_batches == 0
+    _print_task(replace(seen, seconds=2.0, total_seconds=62.0))
+    printed = capsys.readouterr()
+    head = "task orders running; 44 batches are set aside (latest run for 2 s; 62 s since it was created)"
+    assert printed.out.splitlines()[0] == head
+    assert "22 batches are set aside in b: `flowkit batches orders b --failed`" in printed.err
+
+
+def test_progress_counts_batches_that_are_set_aside_and_no_earlier_ones_make_a_rate() -> None:
+    shards = ShardProgress(generation=1, started_at=100.0, before=880, workers={1: "w-1"})
+    seen = add_shards(
+        task(node("a", batches=881, failed_batches=19), node("s", "finished", batches=1_000)),
+        {"a": shards},
+        {"a": ["s"]},
+        120,
+    )
+    assert seen.nodes[0].shards == "1 shard on 1 worker, 900 of 1,000, 1/s, 100 s left"
+
+
+def test_shards_of_an_earlier_generation_have_no_part_in_the_duration_of_a_node() -> None:
+    begun = LatestNodeRun(epoch=4, worker="w-1", started_at=100.0, finished_at=None, generation=1)
+    shards = {"a": ShardProgress(generation=0, started_at=5.0)}
+    (seen,) = add_runs(task(node("a", attempt=4)), {"a": begun}, 110, shards).nodes
+    assert seen.seconds == 10
+
+
+def test_a_node_of_which_something_runs_or_has_run_does_not_wait_for_its_first_worker() -> None:
+    """Without MongoDB, nothing is known of shards but the attempts that Temporal has scheduled."""
+    activities = [
+        PendingActivityInfo(activity_id="wide.7", state=PendingActivityState.PENDING_ACTIVITY_STATE_STARTED),
+        PendingActivityInfo(
+            activity_id="wide.8", state=PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+        ),
+        PendingActivityInfo(
+            activity_id="again.1", attempt=2, state=PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+        ),
+        PendingActivityInfo(
+            activity_id="new.1", attempt=1, state=PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
+        ),
+    ]
+    description: Any = SimpleNamespace(raw_description=SimpleNamespace(pending_activities=activities))
+    assert find_untaken(description) == {"new.1"}
+
+
+def test_roles_of_nodes_on_which_workers_run_are_not_missing() -> None:
+    views = task(
+        node("a", role="busy", worker="w-1"),
+        node("b", role="busy", waiting=True),
+        node("c", role="wide", shards="2 shards"),
+        node("d", role="lost", worker="w-2", lost=True),
+        node("e", role="none", waiting=True),
+    )
+    assert list_running_roles(views) == ["lost", "none"]

@@ -15,11 +15,13 @@ from flowkit.activities.conditions import Evaluation
 from flowkit.activities.handlers import unfit_hook
 from flowkit.cli.json_files import read_change
 from flowkit.errors import BadCondition, ConfigError, GraphError
+from flowkit.flow import Flow
 from flowkit.graph.cel import ROOTS, compile_expression
+from flowkit.graph.conditions import SecretRule
 from flowkit.graph.field_checks import NODE_KEYS, NODE_WORDS, RETRY_KEYS, RETRY_WORDS
 from flowkit.limits import CONDITIONS_SEC
 from flowkit.testing import memory_database, run_graph
-from flowkit.worker import Batch, BatchResult, RoleHandler
+from flowkit.worker import Batch, BatchFailure, BatchResult, RoleHandler, role
 from flowkit.worker.runner import Worker
 
 if TYPE_CHECKING:
@@ -156,7 +158,7 @@ def test_operator_of_another_language_suggests_that_of_cel(text: str, problem: s
 )
 def test_value_that_is_missing_suggests_has(text: str, message: str) -> None:
     values: dict[str, Any] = {**{root: {} for root in ROOTS}, "vars": {"a": {}, "n": 1}}
-    assert Evaluation(CONDITIONS_SEC, lambda path, value: False).run([text], values) == [message]
+    assert Evaluation(CONDITIONS_SEC, SecretRule(lambda path, value: False)).run([text], values) == [message]
 
 
 # --- misspelled hooks ---------------------------------------------------------------------------------------------
@@ -390,3 +392,21 @@ async def test_graph_as_text_is_refused_with_the_way_to_load_it() -> None:
             "or yaml.safe_load"
         )
     ]
+
+
+async def test_a_value_that_is_nested_too_deeply_is_refused_with_a_remedy() -> None:
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    too_deep = "it is nested too deeply, or contains itself; make it flatter"
+
+    @role("deep")
+    async def dig(item: int) -> list[Any]:
+        return deep
+
+    with pytest.raises(BatchFailure, match=too_deep):
+        await dig.try_on(1)
+    with pytest.raises(GraphError, match=f"params cannot be written as JSON: {too_deep}"):
+        Flow("f").dump_params({"deep": deep})
+    with pytest.raises(GraphError, match=f"input cannot be written as JSON: {too_deep}"):
+        Flow("f").node("d", dig).input(deep=deep)

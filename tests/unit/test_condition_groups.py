@@ -11,6 +11,7 @@ import pytest
 from flowkit.activities.conditions import Evaluation
 from flowkit.coordinator.adapters import default_adapters
 from flowkit.graph.cel import ROOTS
+from flowkit.graph.conditions import SecretRule
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import CONDITIONS_SEC, REPORT_BYTES
 from flowkit.models import ConditionResults, NodeState, NodeStatus
@@ -154,7 +155,7 @@ def test_results_and_errors_of_a_part_belong_to_its_expressions() -> None:
 def test_errors_of_thousands_of_conditions_fit_into_one_result() -> None:
     texts = [f"vars.missing{i} == '{'x' * 1_000}'" for i in range(1_500)]
     values: dict[str, Any] = {root: {} for root in ROOTS}
-    results = Evaluation(CONDITIONS_SEC, lambda path, value: False).run(texts, values)
+    results = Evaluation(CONDITIONS_SEC, SecretRule(lambda path, value: False)).run(texts, values)
     assert all(isinstance(each, str) and each.startswith("Key not found in map") for each in results)
     assert json_size(results) < 1.3 * REPORT_BYTES
 

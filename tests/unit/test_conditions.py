@@ -21,7 +21,7 @@ from flowkit.core.loop_portal import LoopPortal
 from flowkit.errors import BadCondition, GraphError
 from flowkit.graph import cel
 from flowkit.graph.cel import ROOTS, compile_expression, evaluate
-from flowkit.graph.conditions import select_values
+from flowkit.graph.conditions import SecretRule, select_values
 from flowkit.graph.submission import validate_input
 from flowkit.limits import CONDITION_VALUES_BYTES, CONDITIONS_SEC
 from flowkit.models import EvaluateConditions
@@ -50,7 +50,7 @@ def problems(*nodes: dict[str, Any], edges_ex: list[dict[str, Any]] | None = Non
 
 def results_of(texts: list[str], values: dict[str, Any], seconds: float = CONDITIONS_SEC) -> list[bool | str]:
     """Evaluate expressions that are due together."""
-    return Evaluation(seconds, DefaultDetector().is_sensitive).run(texts, values)
+    return Evaluation(seconds, SecretRule(DefaultDetector().is_sensitive)).run(texts, values)
 
 
 def child(when: str) -> list[dict[str, Any]]:
@@ -239,7 +239,7 @@ def test_conditions_that_are_due_together_share_one_time_limit() -> None:
 
 def evaluated_with(disturb: Callable[[Evaluation], None]) -> list[bool | str]:
     """Return the result of an endless condition while `disturb` runs on another thread."""
-    evaluation = Evaluation(CONDITIONS_SEC, DefaultDetector().is_sensitive)
+    evaluation = Evaluation(CONDITIONS_SEC, SecretRule(DefaultDetector().is_sensitive))
     with ThreadPoolExecutor(1) as threads:
         disturbing = threads.submit(disturb, evaluation)
         results = evaluation.run([ENDLESS], LARGE)

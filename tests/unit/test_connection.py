@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit.connection import Namespace, TemporalUnavailable, is_loopback, unavailable
+from flowkit.connection import Namespace, TemporalUnavailable, is_local, unavailable
 
 ADDRESS = "temporal.example:7233"
 
@@ -62,14 +62,14 @@ def test_error_without_details_has_a_default_text() -> None:
     "address", ["127.0.0.1:7233", "127.8.9.1:1", "localhost:7233", "LOCALHOST:7233", "[::1]:7233"]
 )
 def test_loopback_addresses_are_recognized(address: str) -> None:
-    assert is_loopback(address)
+    assert is_local(address)
 
 
 @pytest.mark.parametrize(
     "address", ["temporal:7233", "10.0.0.1:7233", "localhost.example:7233", "[fe80::1]:7233", "", ":7233"]
 )
 def test_other_addresses_are_not_loopback(address: str) -> None:
-    assert not is_loopback(address)
+    assert not is_local(address)
 
 
 class Describes:

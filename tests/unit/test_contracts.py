@@ -591,3 +591,49 @@ def test_place_is_that_of_the_field_of_a_model_or_else_of_the_function() -> None
     assert problem.endswith(
         f"it is object, not string; use one type for it in the output ({url}) and the input ({place})"
     )
+
+
+class Day(BaseModel):
+    day: str
+
+
+class Coordinates(NamedTuple):
+    x: int
+    y: int
+
+
+OWN_INPUT: dict[str, dict[str, Any]] = {
+    "input": {"io": {"input_inline": {"day": "2026-11-26"}}},
+    "nothing": {},
+    "noop": {"io": {"input_inline": {"input_adapter": "noop", "day": {"$cel": "params.day"}}}},
+}
+
+
+@pytest.mark.parametrize("node", OWN_INPUT.values(), ids=OWN_INPUT)
+@pytest.mark.parametrize("kind", [int, str | None, list[str], list[Day]], ids=str)
+def test_a_node_whose_item_is_its_own_input_must_read_an_object(kind: Any, node: dict[str, Any]) -> None:
+    graph = parse_graph({"nodes": [{"node_id": "publish", "type": "publisher", **node}]})
+    [problem] = check_contracts(graph, {"publisher": handler(kind, None)})
+    assert problem.startswith(
+        f"node 'publish': role 'publisher' reads {type_name(taken(kind))}, but the node"
+    )
+    assert ("the fields of the input, day" in problem) == ("io" in node)
+
+
+@pytest.mark.parametrize("node", OWN_INPUT.values(), ids=OWN_INPUT)
+@pytest.mark.parametrize("kind", [Day, Day | None, int | dict[str, Any], Coordinates, Any, None], ids=str)
+def test_a_node_may_read_its_own_input_as_an_object(kind: Any, node: dict[str, Any]) -> None:
+    graph = parse_graph({"nodes": [{"node_id": "publish", "type": "publisher", **node}]})
+    assert check_contracts(graph, {"publisher": handler(kind, None)}) == []
+
+
+def test_a_node_that_gets_batches_may_read_items_that_are_no_objects() -> None:
+    graph = parse_graph(
+        {
+            "nodes": [
+                {"node_id": "mapped", "type": "publisher", "map": {"over": "params.days"}},
+                pull("pulls", "publisher", "mapped"),
+            ]
+        }
+    )
+    assert check_contracts(graph, {"publisher": handler(str, str)}) == []

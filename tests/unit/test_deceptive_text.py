@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,8 @@ from flowkit.core.log import TextLayout
 from flowkit.errors import GraphError
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus
-from flowkit.text import visible
+from flowkit.reading.results import debug_command
+from flowkit.text import shell_word, visible
 from flowkit.validation.arguments import new_task_id_problem
 
 if TYPE_CHECKING:
@@ -53,6 +55,33 @@ def test_ids_with_other_characters_are_allowed(task_id: str) -> None:
 def test_tabs_and_line_feeds_of_a_text_stay() -> None:
     assert visible("a\tb\nc") == "a\tb\nc"
     assert visible(ATTACK) == ESCAPED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain",
+        "two words",
+        "it's",
+        "",
+        "-x",
+        ATTACK,
+        "a\nb\tc",
+        "u\x15touch /tmp/x\n",
+        "\x1b[201~\x15ls\n",
+        "$'\\'\x01",
+    ],
+)
+def test_a_word_of_a_command_has_no_character_that_acts_in_a_terminal(text: str) -> None:
+    word = shell_word(text)
+    assert word.isprintable()
+    printed = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True).stdout
+    assert printed.decode() == text
+
+
+def test_the_command_that_debugs_a_batch_can_be_pasted() -> None:
+    assert debug_command("t", "n", "u\x15ls\n").isprintable()
+    assert debug_command("t", "n", "b 1") == "flowkit debug t n --batch 'b 1' --handler MODULE:CLASS"
 
 
 @pytest.mark.parametrize("show", [output.echo, output.note, output.error, output.warn])

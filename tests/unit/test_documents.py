@@ -19,7 +19,7 @@ from flowkit.config import CoordinatorConfig, WorkerConfig, split_settings
 from flowkit.errors import ConfigError, GraphError
 from flowkit.text import EXCERPT
 from flowkit.validation.documents import Document
-from flowkit.validation.json_places import offsets, walk
+from flowkit.validation.json_places import PLACE_LEVELS, offsets, walk
 
 ROOT = Path(__file__).parents[2]
 
@@ -172,18 +172,18 @@ def test_line_that_may_have_a_secret_is_not_shown(text: str) -> None:
 
 GRAPH = {"nodes": [{"node_id": "a", "type": "t"}, {"node_id": "it's", "type": "t", "dependson": ["a"]}]}
 FILES = {
-    "a.json": (json.dumps(GRAPH, indent=1), 7),
-    "b.json": (json.dumps({"params": {"n": [1, {}]}, "graph": GRAPH}, indent=1), 14),
-    "a.yaml": ("# x\nnodes:\n- {node_id: a, type: t}\n- type: t\n  node_id: it's\n  dependson: [a]\n", 4),
+    "a.json": (json.dumps(GRAPH, indent=1), "10:4"),
+    "b.json": (json.dumps({"params": {"n": [1, {}]}, "graph": GRAPH}, indent=1), "17:5"),
+    "a.yaml": ("# x\nnodes:\n- {node_id: a, type: t}\n- type: t\n  node_id: it's\n  dependson: [a]\n", "6:3"),
     "b.yaml": (
         "graph:\n  nodes:\n  - {node_id: a, type: t}\n  - {node_id: it's, type: t, dependson: [a]}\n",
-        4,
+        "4:30",
     ),
 }
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_problem_of_a_node_begins_with_its_line(name: str, tmp_path: Path) -> None:
+def test_unknown_key_of_a_node_begins_with_its_line_and_column(name: str, tmp_path: Path) -> None:
     file = tmp_path / name
     file.write_text(FILES[name][0])
     with pytest.raises(GraphError) as caught:
@@ -255,4 +255,36 @@ def test_every_value_of_a_json_text_is_found(value: Any, indent: int | None) -> 
             found = found[part]
         assert json.JSONDecoder().raw_decode(text, step.offset)[0] == found
     assert len({step.path for step in steps}) == len(steps)
-    assert {path for path in offsets(text, 2)} == {step.path for step in steps if len(step.path) <= 2}
+    assert {path for path in offsets(text)} == {step.path for step in steps if len(step.path) <= PLACE_LEVELS}
+
+
+GRAPH_PLACES = {
+    "null nodes": ("name: x\n\nnodes: null\n", ["g.yaml:3: graph.nodes must be a list of at least one node"]),
+    "list": ("# nodes\n- a\n", ["g.yaml:2: graph must be an object with 'nodes', not ['a']"]),
+    "null": ("\nnull\n", ["g.yaml:2: graph must be an object with 'nodes', not None"]),
+    "keys": (
+        "nodes:\n  - node_id: a\n    type: b\n    depends: []\n    io: {inputs: 1}\n",
+        ["g.yaml:4:5: node 'a': unknown key 'depends'", "g.yaml:5:10: node 'a': io: unknown key 'inputs'"],
+    ),
+    "keys below graph": (
+        'graph:\n  nodes:\n    - {node_id: a, type: b, io: {"in puts": 1}}\n',
+        ["g.yaml:3:34: node 'a': io: unknown key 'in puts'"],
+    ),
+    "keys in JSON": (
+        '{"nodes": [\n  {"node_id": "a", "type": "b",\n   "depends": []}]}',
+        ["g.yaml:3:4: node 'a': unknown key 'depends'"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), GRAPH_PLACES.values(), ids=GRAPH_PLACES)
+def test_problems_of_a_graph_name_the_line_and_of_an_unknown_key_the_column(
+    text: str, expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("g.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(GraphError) as caught:
+        read_task("g.yaml").checked()
+    assert [
+        problem[: len(start)] for problem, start in zip(caught.value.problems, expected, strict=True)
+    ] == expected

@@ -53,6 +53,17 @@ def test_approval_has_a_text_and_a_default(inline: object, approval: Approval) -
     assert (found.approval, found.delay, found.is_engine_node) == (approval, None, True)
 
 
+@pytest.mark.parametrize(("own", "warns"), [(3_600, True), (86_400, True), (60, False), (None, False)])
+def test_a_deadline_that_the_deadline_of_the_task_precedes_causes_a_warning(
+    own: float | None, warns: bool
+) -> None:
+    graph = engine_node("approval", {"default": "approve"}, **({"deadline_sec": own} if own else {}))
+    warnings = parse_graph({**graph, "deadline_sec": 3_600}).warnings
+    assert [each.startswith("node 'n': deadline_sec (") for each in warnings] == [True] * warns
+    assert all(each.endswith("and the default of the approval is never chosen") for each in warnings)
+    assert parse_graph(graph).warnings == ()
+
+
 @pytest.mark.parametrize(
     ("inline", "delay"),
     [

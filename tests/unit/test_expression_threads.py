@@ -7,11 +7,12 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from google.protobuf.message import Message
 
+from flowkit.graph import cel_tree
 from flowkit.graph.cel import compile_value, evaluate_value
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ VALUES = {
     "vars": {"a": "x"},
     "nodes": {"a": {"status": "failed"}},
 }
-SECONDS = 1.0
 
 
 class Garbage:
@@ -62,35 +62,55 @@ def frequent_collections() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-def message_classes() -> set[str]:
-    """Return the names of the message classes of the syntax tree that exist."""
-    names = {each.DESCRIPTOR.full_name for each in Message.__subclasses__()}
-    return {name for name in names if name.startswith("flowkit.")}
+def reachable(message: Any) -> dict[str, Any]:
+    """Return the descriptors of all messages that one of this type can contain, and its own, by their names."""
+    found: dict[str, Any] = {}
+    waiting = [message]
+    while waiting:
+        each = waiting.pop()
+        if each.full_name not in found:
+            found[each.full_name] = each
+            waiting += [field.message_type for field in each.fields if field.message_type is not None]
+    return found
+
+
+def test_the_module_holds_the_class_of_every_message_that_a_tree_can_contain() -> None:
+    held = cel_tree._CLASSES
+    trees = reachable(held["flowkit.cel.CheckedExpr"].DESCRIPTOR)
+    assert {"flowkit.cel.Expr", "flowkit.cel.Select", "flowkit.cel.Position"} <= trees.keys()
+    assert {name: each._concrete_class for name, each in trees.items()} == held
+
+
+def message_classes() -> set[int]:
+    """Return the ids of the message classes of the syntax tree that exist."""
+    return {id(each) for each in Message.__subclasses__() if each.DESCRIPTOR.full_name.startswith("flowkit.")}
 
 
 def test_the_classes_of_the_syntax_tree_outlive_a_collection() -> None:
     for text in EXPRESSIONS:
         compile_value(text.format(0))
-    before = message_classes()
+    held = {id(each) for each in cel_tree._CLASSES.values()}
     gc.collect()
-    assert (
-        message_classes() == before >= {"flowkit.cel.CheckedExpr", "flowkit.cel.Expr", "flowkit.cel.Select"}
-    )
+    assert message_classes() == held
 
 
+@pytest.mark.parametrize(
+    ("threads", "seconds"),
+    [(3, 1.0), pytest.param(16, 60.0, marks=pytest.mark.nightly)],
+)
 @pytest.mark.usefixtures("frequent_collections")
-def test_threads_compile_and_evaluate_while_garbage_is_collected() -> None:
-    end = time.monotonic() + SECONDS
+def test_threads_compile_and_evaluate_while_garbage_is_collected(threads: int, seconds: float) -> None:
+    end = time.monotonic() + seconds
 
     def evaluate(first: int) -> None:
-        for number in count(first, 3):
+        for number in count(first, threads):
             text = EXPRESSIONS[number % len(EXPRESSIONS)].format(number)
             assert evaluate_value(compile_value(text), VALUES) is not None
             if time.monotonic() > end:
                 return
 
-    with ThreadPoolExecutor(3) as threads:
-        runs = [threads.submit(evaluate, first) for first in (1, 2, 3)]
+    with ThreadPoolExecutor(threads) as pool:
+        runs = [pool.submit(evaluate, first) for first in range(1, threads + 1)]
         older: list[Older] = []
         while wait(runs, timeout=0.001).not_done:
             if not older:

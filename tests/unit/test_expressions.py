@@ -10,11 +10,13 @@ from tests.unit.graphs import node
 from flowkit.activities.conditions import Evaluation, Unknown
 from flowkit.cli.json_files import read_pairs
 from flowkit.errors import BadExpression, ConfigError, GraphError
-from flowkit.graph.expressions import find_expressions, hide, with_values
+from flowkit.graph.conditions import SecretRule
+from flowkit.graph.expressions import find_expressions, with_values
 from flowkit.graph.params import params_problems
 from flowkit.graph.submission import validate_input
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import EXPRESSION_VALUE_BYTES
+from flowkit.masks import hide
 from flowkit.models import Graph, NodeIO
 
 DAY = {"$cel": "params.day"}
@@ -112,7 +114,7 @@ def test_expression_is_checked_on_submission(text: str, shown: str) -> None:
 def evaluated(text: str, **params: Any) -> Any:
     """Return the value of an expression, or the text of its error."""
     values = {"params": params, "vars": {}, "nodes": {}}
-    (found,) = Evaluation(10, lambda *_: False).run_values([text], values)
+    (found,) = Evaluation(10, SecretRule(lambda *_: False)).run_values([text], values)
     return found.error if isinstance(found, Unknown) else found
 
 

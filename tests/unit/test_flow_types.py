@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RIGHT = """
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import ParamSpec, TypeVar
 
 from pydantic import BaseModel
 
@@ -88,6 +89,53 @@ async def either(item: City | Score) -> Score | None:
 async def many(items: Sequence[City]) -> Page:
     return Page(city="all")
 
+@role("sides")
+async def either_side(item: City) -> Score | Page: ...
+
+@role("plain-sides")
+def either_plainly(item: City) -> Score | Page | None: ...
+
+@role("reader-of-sides")
+async def read_side(item: Score | Page | None) -> BatchResult: ...
+
+@role("some")
+async def some(item: City) -> Score | BatchResult: ...
+
+@role("iterable", key="name")
+def iterable(count: int = 1) -> Iterable[City]:
+    yield City(name="x")
+
+@role("async-iterable", key="name")
+async def async_iterable() -> AsyncIterable[City]:
+    yield City(name="x")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+def logged(function: Callable[P, Awaitable[R]]) -> Callable[P, Awaitable[R]]:
+    return function
+
+@role("decorated")
+@logged
+async def decorated(item: City) -> Score | Page: ...
+
+class WithDefault(Rank):
+    role = "default"
+
+    def __init__(self, least: float = 0) -> None: ...
+
+class NeedsStore(Rank):
+    role = "store"
+
+    def __init__(self, store: str) -> None: ...
+
+sides = flow.node("sides", either_side).pulls(cities, flow.node("iterable", iterable), flow.node("ai", async_iterable))
+plain_sides = flow.node("plain-sides", either_plainly).pulls(cities)
+decorated_sides = flow.node("decorated", decorated).pulls(cities)
+read_sides = flow.node("read-sides", read_side).pulls(sides, plain_sides, decorated_sides)
+with_default = flow.node("default", WithDefault).pulls(rate, flow.node("some", some).pulls(cities), read_sides)
+with_store = flow.node("store", NeedsStore("x")).pulls(rate)
+
 def add_rating(node_id: str, *parents: FlowNode[City, LongPage]) -> FlowNode[Page, Score]:
     return flow.node(node_id, Rate).pulls(*parents)
 
@@ -135,6 +183,8 @@ WRONG = [
     ),
     ('flow.node("a", join).rechunks(fetch, size=3)', 'Argument 1 to "rechunks"', "LongPage", '"Ref[Score]"'),
     ('flow.node("a", City)', 'Argument 2 to "node"', '"type[City]"', "RoleHandler"),
+    ('flow.node("a", NeedsStore)', 'Argument 2 to "node"', '"type[NeedsStore]"', "Callable[[], RoleHandler"),
+    ('flow.node("a", Rank).pulls(sides)', 'Argument 1 to "pulls"', '"FlowNode[City, Score | Page]"'),
     ('flow.node("a", publish)', 'Argument 2 to "node"', "Callable", "RoleHandler"),
     (
         'flow.node("a", Rate).routes(on_failure=["rank"])',
@@ -177,7 +227,7 @@ def _awaited(statement: str) -> str:
 
 def check_types(file: Path) -> dict[int, list[str]]:
     """Return the errors that mypy reports in a file, by line."""
-    done = run_mypy("--no-error-summary", str(file))
+    done = run_mypy("--no-error-summary", "--disable-error-code", "empty-body", str(file))
     assert done.stderr == ""
     found: dict[int, list[str]] = {}
     for line in done.stdout.splitlines():

@@ -18,6 +18,7 @@ from flowkit.graph.validation import parse_graph
 from flowkit.models import FirstBatch, Graph, NodeOutcome, NodeState, NodeStatus, SkipReason
 from flowkit.models.actions import PausedScope
 from flowkit.models.graphs import Approval
+from flowkit.models.waits import for_slot
 from flowkit.workflows.scheduling.conditions import DueCondition
 from flowkit.workflows.scheduling.scheduler import HOLD, Scheduler
 
@@ -469,7 +470,7 @@ DELAY = {"type": "delay", "io": {"input_inline": {"sec": 60}}}
         ({}, NodeState(status=RUNNING, epoch=1), True),
         ({}, NodeState(status=NodeStatus.CANCELLING, epoch=1), True),
         ({}, NodeState(status=DEFERRED, epoch=1, next_retry_at=60.0), True),
-        ({}, NodeState(waits_for="a slot"), False),
+        ({}, NodeState(wait=for_slot("r", "2 of 2")), False),
         ({"type": "approval"}, NodeState(status=DEFERRED), False),
         (DELAY, NodeState(status=DEFERRED, next_retry_at=60.0), False),
     ],

@@ -18,16 +18,18 @@ from flowkit.activities.calls import Threads
 from flowkit.activities.handlers import Batch, BatchResult
 from flowkit.activities.role_attempt import check_result
 from flowkit.adapters.outages import AttemptClock, measured_by
+from flowkit.core import loop_portal
+from flowkit.core.loop_portal import cancel_until_done
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
 
 @pytest.fixture
-def threads() -> Iterator[Threads]:
+async def threads() -> AsyncIterator[Threads]:
     made = Threads(2, "hook")
     yield made
-    made.close()
+    await made.close()
 
 
 async def call(threads: Threads, hook: Callable[..., Any], *args: Any) -> Any:
@@ -124,20 +126,62 @@ async def test_stop_iteration_of_a_plain_hook_is_an_error_and_does_not_hang(thre
 
 
 async def test_abandoned_call_keeps_its_thread_but_frees_its_slot(
-    threads: Threads, caplog: pytest.LogCaptureFixture
+    threads: Threads, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(loop_portal, "IGNORED_SEC", 0.02)
     released = threading.Event()
-    stuck = [asyncio.create_task(call(threads, partial(released.wait, TIMEOUT_SEC))) for _ in range(2)]
+    stuck = [asyncio.create_task(threads.call(released.wait, TIMEOUT_SEC)) for _ in range(2)]
     waiting = asyncio.create_task(call(threads, here))
     await let_other_tasks_run()
     for each in stuck:
-        each.cancel()
+        cancel_until_done(each)
     assert (await waiting).startswith("hook"), "as many calls as slots were given up"
     assert threads.leaked == 2
     assert "leaked threads: 2" in caplog.messages[-1]
     released.set()
     while threads.leaked:
         await let_other_tasks_run()
+
+
+async def test_cancelled_caller_waits_for_a_function_that_cleans_up(threads: Threads) -> None:
+    asked, cleaned = threading.Event(), threading.Event()
+
+    def clean_up() -> None:
+        asked.wait(TIMEOUT_SEC)
+        cleaned.set()
+
+    calling = asyncio.create_task(call(threads, clean_up))
+    await let_other_tasks_run()
+    calling.cancel()
+    await let_other_tasks_run()
+    assert not calling.done()
+    asked.set()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert cleaned.is_set()
+    assert threads.leaked == 0
+
+
+@pytest.mark.parametrize("ends", [True, False])
+async def test_close_waits_a_while_for_calls_that_were_given_up(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ends: bool
+) -> None:
+    released = threading.Event()
+    monkeypatch.setattr(loop_portal, "IGNORED_SEC", 0.02)
+    stuck = asyncio.create_task(threads.call(released.wait, TIMEOUT_SEC))
+    await let_other_tasks_run()
+    cancel_until_done(stuck)
+    await asyncio.wait([stuck])
+    monkeypatch.setattr(loop_portal, "IGNORED_SEC", TIMEOUT_SEC if ends else 0.05)
+    closing = asyncio.create_task(threads.close())
+    await let_other_tasks_run()
+    assert not closing.done()
+    if ends:
+        released.set()
+    await closing
+    assert threads.leaked == (0 if ends else 1)
+    assert ("the process ends without 1 synchronous function that did not stop" in caplog.messages) != ends
+    released.set()
 
 
 async def test_call_that_ends_on_cancel_leaves_no_thread_behind(threads: Threads) -> None:

@@ -50,6 +50,29 @@ def test_health_port_may_listen_on_an_address_of_ipv6() -> None:
         assert respond(port, host="::1")[0] == 200
 
 
+def status_for(port: int, headers: dict[str, str]) -> int:
+    """Return the status of a request for metrics with these headers."""
+    connection = http.client.HTTPConnection(DEFAULT_HEALTH_HOST, port, timeout=10)
+    try:
+        connection.request("GET", "/metrics", headers=headers)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_web_pages_read_neither_health_nor_metrics() -> None:
+    port = free_port()
+    reports = HealthOptions(port=port, names="engine.example, engine")
+    with health_endpoint(reports, lambda: GOOD, lambda: b"metrics"):
+        for host in (f"127.0.0.1:{port}", "localhost", "10.0.0.5:9656", "engine.example:80", "engine"):
+            assert status_for(port, {"Host": host}) == 200
+        for host in ("evil.example", "engine.example.evil.example", "127.0.0.1.evil.example", ""):
+            assert status_for(port, {"Host": host}) == 403
+        for site in ("cross-site", "same-site"):
+            assert status_for(port, {"Sec-Fetch-Site": site}) == 403
+        assert status_for(port, {"Sec-Fetch-Site": "none"}) == 200
+
+
 def test_unhealthy_process_returns_503_with_the_reason() -> None:
     port = free_port()
     with health_endpoint(HealthOptions(port=port), lambda: Health(running=False, error="no database")):

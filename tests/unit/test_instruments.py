@@ -69,6 +69,8 @@ async def test_a_task_counts_its_attempts_batches_items_and_nodes() -> None:
         ("split", "failed"): 1,
         ("split", "stored"): 2,
         ("count", "stored"): 2,
+        ("split", "set_aside"): 0,
+        ("count", "set_aside"): 0,
     }
     assert measured.counted(instruments.ITEMS) == {("split",): 2, ("count",): 2}
     stored = measured.counted(instruments.STORED_BYTES)

@@ -107,3 +107,80 @@ def test_an_engine_with_a_flow_runs_code_that_is_reloaded() -> None:
     processes = Processes(temporal=None, mongo=None, exports={}, engine=engine)
     assert Keeper(make_plan(options, {}), processes, Path())._with_code() == [engine]
     assert keeper(Crashing())._with_code() == []
+
+
+def reloading(engine: Any) -> Keeper:
+    """Return the keeper of an engine whose code is reloaded when `_changed` is set."""
+    options = UpOptions(functions=("report=jobs:run",))
+    kept = Keeper(
+        make_plan(options, {}), Processes(temporal=None, mongo=None, exports={}, engine=engine), Path()
+    )
+    kept._watching = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
+    return kept
+
+
+class Reloaded(Crashing):
+    """A process that can be prepared and started unless its code is broken."""
+
+    def __init__(self) -> None:
+        super().__init__(exit_code=2)
+        self.running = True
+        self.problem = ""
+        self.calls: list[str] = []
+
+    def prepare(self) -> str:
+        """Return the problem of the code."""
+        self.calls.append("prepare")
+        return self.problem
+
+    def discard(self) -> None:
+        """Note the call."""
+        self.calls.append("discard")
+
+    def stop(self) -> None:
+        """Note the call."""
+        self.calls.append("stop")
+        self.running = False
+
+    def start(self) -> None:
+        """Note the call."""
+        self.calls.append("start")
+        self.running = True
+
+
+async def checked(kept: Keeper) -> None:
+    """Check the processes until nothing is in progress."""
+    kept.check()
+    while kept._jobs:
+        await asyncio.gather(*kept._jobs.values(), return_exceptions=True)
+        kept.check()
+
+
+async def test_new_code_is_loaded_before_the_old_process_stops() -> None:
+    engine = Reloaded()
+    kept = reloading(engine)
+    kept._changed = True
+    await checked(kept)
+    assert engine.calls == ["prepare", "stop", "start", "discard"]
+    engine.calls, engine.problem, kept._changed = [], "flowkit: a syntax error", True
+    await checked(kept)
+    assert (engine.calls, engine.running) == (["prepare", "discard"], True)
+    assert [*kept.notices] == ["reloaded engine", "still running the old code in engine: a syntax error"]
+
+
+async def test_a_crash_while_the_code_is_broken_ends_nothing_and_the_next_code_starts_it() -> None:
+    engine = Reloaded()
+    kept = reloading(engine)
+    engine.running, engine.problem = False, "flowkit: a syntax error"
+    await checked(kept)
+    assert (engine.calls, kept.is_starting("engine")) == ([], True)
+    kept._changed = True
+    await checked(kept)
+    engine.problem, kept._changed = "", True
+    await checked(kept)
+    assert (engine.running, kept.is_starting("engine")) == (True, False)
+    assert [*kept.notices] == [
+        "engine is not running until the code changes: cause",
+        "still not running engine: a syntax error",
+        "reloaded engine",
+    ]

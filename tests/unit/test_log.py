@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import subprocess
 import sys
 import uuid
@@ -396,6 +397,48 @@ def test_text_line_of_an_attempt_names_it(attempt_context: None) -> None:
 
 def test_text_line_outside_of_attempts_has_no_fields() -> None:
     assert log.process_formatter("%(message)s").format(_record("starts", event="x")) == "starts"
+
+
+PRINTS = """
+import logging, threading, warnings
+from flowkit.cli.output import log_processes
+
+class Broken:
+    def __str__(self):
+        raise ZeroDivisionError
+    __repr__ = __str__
+
+log_processes(True)
+logger = logging.getLogger("shop")
+logger.warning("%d pages", "many")
+logger.warning(Broken())
+logger.warning("page", extra={"page": Broken()})
+warnings.warn("old")
+logger.error("it broke", exc_info=ValueError("no\\nday"))
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+raise ValueError("no day")
+"""
+
+
+def test_json_log_of_a_process_is_one_object_a_line_whatever_it_logs() -> None:
+    """Python prints records that it cannot format, warnings, and what threads and programs do not catch."""
+    environment = {**os.environ, "FLOWKIT_LOG_FORMAT": "json"}
+    command = [sys.executable, "-W", "default", "-c", PRINTS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    uncaught = "an exception was not caught"
+    assert [(each["message"].splitlines()[0], each.get("error")) for each in lines] == [
+        ("%d pages  (its arguments do not fit)", None),
+        ("a line whose text cannot be made", None),
+        ("page", None),
+        ("<string>:15: UserWarning: old", None),
+        ("it broke", "no\nday"),
+        (uncaught, "division by zero"),
+        (uncaught, "no day"),
+    ]
+    assert all(each.keys() >= {"ts", "level", "logger"} for each in lines)
 
 
 def test_one_setting_chooses_json(attempt_context: None, monkeypatch: pytest.MonkeyPatch) -> None:

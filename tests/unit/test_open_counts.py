@@ -12,6 +12,15 @@ import pytest
 from flowkit.adapters.slots import QueueLimits, SlotUsage, WaitingRole
 from flowkit.engine.gauges import OpenStates, oldest_ready, slot_values
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.models.waits import (
+    OUTSIDE,
+    NodeWait,
+    WaitKind,
+    for_decision,
+    for_prerequisites,
+    for_slot,
+    stored_wait,
+)
 
 NOW = 1_800_000_000.0
 ENDED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -58,18 +67,32 @@ def test_failed_task_counts_until_its_last_attempts_have_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hold", "graph_hold", "sec"), [(60, None, 60), (None, 600, 600), (60, 600, 60), (None, None, 7 * 86_400)]
+    ("wait", "status"),
+    [
+        (for_decision("failed with x"), "deferred"),
+        (for_decision("approve or reject"), "deferred"),
+        (for_prerequisites(["legal"]), "queued"),
+    ],
 )
-def test_held_node_counts_as_held_since_its_hold_began(
-    hold: float | None, graph_hold: float | None, sec: float
+def test_node_that_waits_for_somebody_outside_counts_by_that_since_the_wait_began(
+    wait: NodeWait, status: str
 ) -> None:
-    counts, until_ms = OpenStates(), int((NOW + sec - 25) * 1000)
-    held = node("page", "deferred", held_until_ms=until_ms, hold_sec=hold)
-    counts.note(document("t", "deferred", held) | {"graph": {"nodes": [held], "hold_sec": graph_hold}})
-    assert counts.nodes() == {("page", "held"): 1}
-    assert counts.held(NOW)["page",] == pytest.approx(25, abs=0.01)
-    counts.note(document("t", "running", node("page", "running", held_until_ms=until_ms)))
-    assert counts.held(NOW) == {}
+    counts = OpenStates()
+    waiting = [node("page", status, **stored_wait(wait.began(NOW - age))) for age in (25, 10)]
+    counts.note(document("t", "deferred", waiting[0]))
+    counts.note(document("u", "deferred", waiting[1], node("page", status)))
+    assert counts.nodes() == {("page", wait.kind.value): 2, ("page", status): 1}
+    found = {kind: counts.oldest(kind, NOW) for kind in OUTSIDE}
+    assert found == {kind: {("page",): 25.0} if kind is wait.kind else {} for kind in OUTSIDE}
+    counts.note(document("t", "running", node("page", "running")))
+    assert counts.oldest(wait.kind, NOW)["page",] == 10
+
+
+@pytest.mark.parametrize("wait", [for_slot("page", "2 of 2"), for_decision("of an unknown age")])
+def test_other_waits_count_by_the_status(wait: NodeWait) -> None:
+    counts = OpenStates()
+    counts.note(document("t", "running", node("page", "deferred", **stored_wait(wait))))
+    assert counts.nodes() == {("page", "deferred"): 1}
 
 
 def test_content_that_another_program_has_written_does_not_count() -> None:
@@ -79,7 +102,9 @@ def test_content_that_another_program_has_written_does_not_count() -> None:
     ):
         counts.note({"_id": key, "status": "running", "graph": graph})
     counts.note(
-        document("odd", "running", node("page", "unheard of"), node("page", "deferred", held_until_ms="x"))
+        document(
+            "odd", "running", node("page", "unheard of"), node("page", "deferred", waits_for=5, wait_kind=[])
+        )
     )
     assert counts.nodes() == {("page", "deferred"): 1}
     assert counts.tasks()["running",] == 5
@@ -93,7 +118,7 @@ def test_counts_of_changes_agree_with_counts_of_all_documents() -> None:
             node(
                 chance.choice("abc"),
                 chance.choice([*NodeStatus]).value,
-                held_until_ms=chance.choice([None, 5]),
+                **chance.choice([{}, stored_wait(for_decision("x").began(chance.random()))]),
             )
             for _ in range(chance.randrange(6))
         ]
@@ -103,11 +128,9 @@ def test_counts_of_changes_agree_with_counts_of_all_documents() -> None:
     fresh = OpenStates()
     for each in documents.values():
         fresh.note(each)
-    assert (counts.tasks(), counts.nodes(), counts.held(NOW)) == (
-        fresh.tasks(),
-        fresh.nodes(),
-        fresh.held(NOW),
-    )
+    decision = WaitKind.DECISION
+    assert (counts.tasks(), counts.nodes()) == (fresh.tasks(), fresh.nodes())
+    assert counts.oldest(decision, NOW) == fresh.oldest(decision, NOW)
     assert counts.nodes()
 
 

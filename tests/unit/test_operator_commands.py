@@ -11,7 +11,7 @@ from flowkit.adapters.mongo import iso
 from flowkit.cli.app import run
 from flowkit.client import TaskCatalog
 from flowkit.coordinator import Coordinator
-from flowkit.errors import ConfigError
+from flowkit.errors import ActionRejected, ConfigError, RejectionCause
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -168,6 +168,23 @@ def test_command_prints_the_affected_nodes_and_the_notes(
     assert printed.err == "  variables keep their values\n"
 
 
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]])
+def test_what_a_task_says_of_interrupt_names_the_option(
+    tasks: Tasks, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], dry_run: list[str]
+) -> None:
+    async def refuse(*given: object, **options: object) -> None:
+        raise ActionRejected("node 'load' is running; interrupt=true stops its attempt", RejectionCause.BUSY)
+
+    note = "node 'load' keeps its batches; interrupt=true starts it anew"
+    monkeypatch.setitem(RESULT, "notes", [note])
+    assert run(["retry", "t", "load", *dry_run]) == 0
+    assert capsys.readouterr().err == "  node 'load' keeps its batches; --interrupt starts it anew\n"
+    monkeypatch.setattr(tasks, "act", refuse)
+    monkeypatch.setattr(tasks, "preview", refuse)
+    assert run(["skip", "t", "load", *dry_run]) != 0
+    assert "node 'load' is running; --interrupt stops its attempt" in capsys.readouterr().err
+
+
 def test_command_prints_a_task_id_with_braces(tasks: Tasks, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["retry", "day{1}", "load"]) == 0
     assert capsys.readouterr().out.startswith(
@@ -257,15 +274,28 @@ async def test_task_id_of_an_action_is_checked_before_connecting() -> None:
         await Coordinator(db=memory_database()).skip_node("*", "load")
 
 
-async def test_held_tasks_are_those_with_a_held_node() -> None:
-    db = memory_database()
-    for task_id, until in (("held", 5), ("ended", None), ("other", 0)):
-        nodes = [{"node_id": "a"}, {"node_id": "b", "held_until_ms": until}]
-        await db.tasks.insert_one({"id": task_id, "status": "running", "graph": {"nodes": nodes}})
+async def test_tasks_are_found_by_what_their_nodes_wait_for() -> None:
+    """The kind decides, and not the sentence. A node that has ended waits for nothing."""
+    db, waiting = memory_database(), {"status": "deferred", "waits_for": "a decision: approve or reject"}
+    nodes: dict[str, dict[str, Any]] = {
+        "held": waiting | {"wait_kind": "decision", "held_until_ms": 5},
+        "approval": waiting | {"wait_kind": "decision", "waits_for": "your word"},
+        "prerequisites": {"status": "queued", "wait_kind": "event"},
+        "slot": {"status": "deferred", "wait_kind": "slot", "waits_for": "a decision"},
+        "ended": waiting | {"wait_kind": "decision", "status": "cancelled"},
+        "running": {"status": "running"},
+    }
+    for task_id, node in nodes.items():
+        graph = {"nodes": [{"node_id": "a", "status": "queued"}, {"node_id": "b", **node}]}
+        await db.tasks.insert_one({"id": task_id, "status": "running", "finished_at": None, "graph": graph})
     coordinator = Coordinator(db=db)
-    assert [task.task_id for task in await coordinator.list_tasks(held=True)] == ["held"]
-    assert [task.task_id for task in await coordinator.list_tasks("failed", held=True)] == []
-    assert len(await coordinator.list_tasks()) == 3
+    found = {each.task_id for each in await coordinator.list_tasks(waits="decision")}
+    assert found == {"held", "approval"}
+    assert [each.task_id for each in await coordinator.list_tasks(waits="event")] == ["prerequisites"]
+    assert await coordinator.list_tasks("failed", waits="decision") == []
+    assert len(await coordinator.list_tasks()) == len(nodes)
+    with pytest.raises(ConfigError, match=r"waits.*decision.*event"):
+        await coordinator.list_tasks(waits="held")
 
 
 async def test_tasks_are_found_by_their_name_and_their_start() -> None:

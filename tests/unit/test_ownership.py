@@ -50,6 +50,17 @@ def test_ids_of_runs_of_flows_are_reserved() -> None:
     assert new_task_id_problem("flows-1") is None
 
 
+def test_ids_of_nominal_times_and_of_workflows_of_backfills_are_reserved() -> None:
+    night = "payroll-2026-11-28T02:00:00Z"
+    for kind in OwnerKind:
+        problem = new_task_id_problem(night, kind=kind)
+        assert (problem is None) is (kind in {OwnerKind.SCHEDULE, OwnerKind.BACKFILL})
+        assert problem is None or "reserved for the tasks of schedules; choose another id" in problem
+        assert "begin with backfill:" in (new_task_id_problem("backfill:lost-week", kind=kind) or "")
+    for free in ("payroll-2026-11-28", f"{night}-again", "2026-11-28T02:00:00Z", "backfills"):
+        assert new_task_id_problem(free) is None
+
+
 class Temporal:
     """A client of one workflow."""
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.integration.handlers import Cruncher
 from tests.integration.harness import EVENT_TIMEOUT_SEC as TIMEOUT_SEC
+from tests.unit.event_loop import let_other_tasks_run
 from tests.unit.test_resources import pid_in, until_gone
 
 from flowkit.activities.process_pool import ProcessDied, ProcessPool
+from flowkit.core import loop_portal
 from flowkit.worker import Batch
 
 if TYPE_CHECKING:
@@ -82,7 +84,7 @@ async def pool(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessPool]:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2]))
     made = ProcessPool({"cruncher": Cruncher()}, processes=2)
     yield made
-    made.close()
+    await made.close()
 
 
 def context(epoch: int = 1) -> Any:
@@ -113,7 +115,8 @@ async def crunch(pool: ProcessPool, ctx: Any = None, **payload: Any) -> Any:
 
 async def computing(pool: ProcessPool, tell: Path, ctx: Any) -> tuple[asyncio.Task[Any], int]:
     """Start a batch that runs until it is cancelled, and return it with its process."""
-    batch = asyncio.create_task(crunch(pool, ctx, until_cancelled=True, tell=str(tell)))
+    given = Batch(batch_uid="b", payload={"until_cancelled": True, "tell": str(tell)})
+    batch = asyncio.create_task(pool.process("cruncher", given, ctx))
     return batch, await pid_in(tell)
 
 
@@ -140,12 +143,28 @@ async def test_process_is_reused_until_it_dies_while_idle_and_then_replaced_with
     assert (await crunch(pool)).metrics["pid"] != one["pid"]
 
 
-async def test_process_of_an_abandoned_batch_is_killed_and_new_batches_do_not_inherit_a_cancel(
+async def test_cancelled_batch_ends_itself_although_a_signal_reaches_its_process(
     pool: ProcessPool, tmp_path: Path
 ) -> None:
+    ctx = context()
+    batch, pid = await computing(pool, tmp_path / "pid", ctx)
+    os.kill(pid, signal.SIGTERM)  # as an init system sends it to all processes of a service
+    batch.cancel()
+    await let_other_tasks_run()
+    assert not batch.done()
+    ctx.cancel_flag.set()
+    with pytest.raises(asyncio.CancelledError):
+        await batch
+    assert (await crunch(pool)).metrics["pid"] == pid, "it still runs"
+
+
+async def test_process_of_an_abandoned_batch_is_killed_and_new_batches_do_not_inherit_a_cancel(
+    pool: ProcessPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_portal, "IGNORED_SEC", 0.05)
     contexts = [context(), context()]
     first, abandoned = await computing(pool, tmp_path / "first", contexts[0])
-    first.cancel()
+    loop_portal.cancel_until_done(first)
     await asyncio.wait([first])
     await until_gone(abandoned)
     second, _ = await computing(pool, tmp_path / "second", contexts[1])

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from temporalio.client import ScheduleActionStartWorkflow, ScheduleCalendarSpec, ScheduleSpec
+from temporalio.client import ScheduleCalendarSpec, ScheduleIntervalSpec, ScheduleSpec
 
 from flowkit.cli.errors import describe_error
 from flowkit.cli.schedules.operations import read_definitions
@@ -18,6 +18,9 @@ from flowkit.schedules.times import duration_text, read_duration, times_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+HOUR = timedelta(hours=1)
 
 
 def read(**options: Any) -> ScheduleTimes:
@@ -49,7 +52,10 @@ def test_durations_are_written_as_they_are_read(text: str) -> None:
             "a cron expression names no time zone; use the option timezone",
         ),
         ({"cron": "@every 5m"}, "the words are @annually, @daily"),
-        ({"cron": "0 2 * * 1#2"}, "list the days, such as 8-14"),
+        (
+            {"cron": "0 2 * * 1#9"},
+            "cron is '0 2 * * 1#9': the weekday is '1#9'; write #1 to #5 after it. The five",
+        ),
         ({"cron": 5}, "cron is 5: it is not a text"),
         ({"every": "15"}, "every is '15'; write a whole number and s, m, h or d"),
         ({"every": "0s"}, "every is '0s'; the shortest interval is 1s. every 15m fires at"),
@@ -88,11 +94,34 @@ def test_a_change_keeps_what_it_does_not_name_and_cron_replaces_every() -> None:
     assert times.changed({"pause_on_failure": False}).pause_on_failure is False
 
 
-def test_calendars_without_their_cron_expression_are_shown_as_changed_elsewhere() -> None:
-    assert times_of(ScheduleSpec(calendars=[ScheduleCalendarSpec()])).text == "? UTC"
-    action = ScheduleActionStartWorkflow("Task", id="x", task_queue="q")
-    sent = read(cron=["@daily", "0 2 * * *"]).schedule(action).spec
-    assert sent.cron_expressions == ["0 0 * * *#@daily", "0 2 * * *#0 2 * * *"]
+def test_times_for_which_there_is_no_option_are_shown_as_edited() -> None:
+    for spec in (
+        ScheduleSpec(calendars=[ScheduleCalendarSpec()]),
+        ScheduleSpec(intervals=[ScheduleIntervalSpec(every=HOUR, offset=timedelta(minutes=20))]),
+        ScheduleSpec(intervals=[ScheduleIntervalSpec(every=HOUR), ScheduleIntervalSpec(every=2 * HOUR)]),
+    ):
+        assert (times_of(spec).text, times_of(spec).edited) == ("times edited in Temporal", True)
+
+
+def test_a_difference_of_type_is_a_difference() -> None:
+    for old, new in ((1, True), (0, False), (1, 1.0), ([1], [True]), ({"a": 0}, {"a": False})):
+        before, after = (
+            ScheduleDefinition(graph={"nodes": []}, params={"flag": each}, times=read(cron="@daily"))
+            for each in (old, new)
+        )
+        (change,) = plan_changes({"x": after}, {"x": before}, prune=False)
+        assert change.differences == (f"params.flag: {json.dumps(old)} → {json.dumps(new)}",)
+        assert not before.starts_same(after)
+
+
+def test_a_file_replaces_times_that_were_edited_and_says_so() -> None:
+    edited = times_of(ScheduleSpec(calendars=[ScheduleCalendarSpec(comment="0 4 1,15 * MON")]))
+    before, after = (
+        ScheduleDefinition(graph={"nodes": []}, params={}, times=each)
+        for each in (edited, read(cron="0 4 1,15 * MON"))
+    )
+    (change,) = plan_changes({"x": after}, {"x": before}, prune=False)
+    assert change.differences[0].endswith("or every; they become 0 4 1,15 * MON UTC")
 
 
 def test_only_prune_deletes_schedules_that_are_not_wanted() -> None:

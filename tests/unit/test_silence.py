@@ -12,6 +12,7 @@ from tests.unit.graphs import node
 
 from flowkit import CoordinatorConfig
 from flowkit.adapters.worker_registry import WorkerRegistry
+from flowkit.core.time import LeaseObserver
 from flowkit.engine.silent_attempts import SilenceCheck, find_running_attempts
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus, SilenceReport, SilentAttempt, TaskStatus
@@ -195,9 +196,27 @@ def db() -> Any:
     return memory_database()
 
 
-def check_of(client: Any, db: Any, **settings: Any) -> SilenceCheck:
-    """Return the check of an engine's queue `q`."""
-    return SilenceCheck(client, db, CoordinatorConfig(queue="q", **settings))
+class Engine:
+    """The check of an engine's queue `q`."""
+
+    def __init__(self, client: Any, db: Any, patch: pytest.MonkeyPatch, **settings: Any) -> None:
+        self._now = 0.0
+        patch.setattr(LeaseObserver, "now", lambda observer: self._now)
+        self._check = SilenceCheck(client, db, CoordinatorConfig(queue="q", **settings))
+
+    async def look(self, description: Any, document: dict[str, Any] | None = None) -> None:
+        """Check a task."""
+        await self._check.check(document or {"id": "t"}, description)
+
+    async def look_twice(self, description: Any, document: dict[str, Any] | None = None) -> None:
+        """Check a task, and check it again after more than an hour."""
+        await self.look(description, document)
+        self.wait()
+        await self.look(description, document)
+
+    def wait(self) -> None:
+        """Let more than an hour pass."""
+        self._now += 3_601
 
 
 async def online(db: Any, *roles: str) -> None:
@@ -205,19 +224,28 @@ async def online(db: Any, *roles: str) -> None:
     await WorkerRegistry(db).register("w-1", roles, "1", 1, 1.0)
 
 
-async def test_silent_attempt_of_a_served_role_is_reported(client: FakeClient, db: Any) -> None:
+async def test_silent_attempt_of_a_served_role_is_reported_once_an_engine_has_seen_its_silence(
+    client: FakeClient, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the clock of Temporal, its last heartbeat may have arrived long ago, or later than now."""
     await online(db, "indexer", "crawler")
-    await check_of(client, db).check({"id": "t"}, described(pending("b.1"), pending("a.2")))
+    engine, silent = Engine(client, db, monkeypatch), [pending("b.1"), pending("a.2", heartbeat=2**33)]
+    await engine.look(described(*silent, pending("c.1", heartbeat=150)))
+    assert client.reports == []
+    engine.wait()
+    await engine.look(described(*silent, pending("c.1", heartbeat=151)))
     (sent,) = client.reports
     assert [(each.node_id, each.epoch) for each in sent.silent] == [("a", 2), ("b", 1)]
     assert (sent.run_id, sent.hard_sec) == (RUN, 3600)
 
 
-async def test_time_without_a_worker_of_the_role_does_not_count(client: FakeClient, db: Any) -> None:
-    check = check_of(client, db)
-    await check.check({"id": "t"}, described(pending("a.1")))
+async def test_time_without_a_worker_of_the_role_does_not_count(
+    client: FakeClient, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(client, db, monkeypatch)
+    await engine.look_twice(described(pending("a.1")))
     await online(db, "crawler")
-    await check.check({"id": "t"}, described(pending("a.1")))
+    await engine.look(described(pending("a.1")))
     assert client.reports == []
 
 
@@ -230,23 +258,26 @@ UNREPORTED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("settings", "queue"), UNREPORTED.values(), ids=UNREPORTED)
 async def test_report_that_no_task_needs_is_not_sent(
-    client: FakeClient, db: Any, settings: dict[str, Any], queue: str
+    client: FakeClient, db: Any, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], queue: str
 ) -> None:
     await online(db, "crawler")
     shown = ["a"] if settings.get("heartbeat_soft_sec") is None and queue == "q" else []
     document = {"id": "t", "coordinator": {"liveness": {"silent_nodes": shown}}}
-    await check_of(client, db, **settings).check(document, described(pending("a.1"), queue=queue))
+    engine = Engine(client, db, monkeypatch, **settings)
+    await engine.look_twice(described(pending("a.1"), queue=queue), document)
     assert client.reports == []
 
 
-async def test_end_of_the_silence_is_reported(client: FakeClient, db: Any) -> None:
+async def test_end_of_the_silence_is_reported(
+    client: FakeClient, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     document = {"id": "t", "coordinator": {"liveness": {"silent_nodes": ["a"]}}}
-    await check_of(client, db).check(document, described())
+    await Engine(client, db, monkeypatch).look(described(), document)
     assert [sent.silent for sent in client.reports] == [[]]
 
 
 async def test_external_attempt_is_silent_from_the_last_event_of_its_worker(
-    client: FakeClient, db: Any
+    client: FakeClient, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await online(db, "crawler")
     identity = "flowkit-bridge-x"
@@ -255,7 +286,7 @@ async def test_external_attempt_is_silent_from_the_last_event_of_its_worker(
         row = {"task_id": "t", "node_id": name, "attempt_epoch": 1, "state": "open", "accepted_at": None}
         await db.dispatches.insert_one({**row, **fields})
     activities = [pending(f"{name}.1", heartbeat=10**9, identity=identity) for name in rows]
-    await check_of(client, db).check({"id": "t"}, described(*activities))
+    await Engine(client, db, monkeypatch).look_twice(described(*activities))
     (sent,) = client.reports
     assert [each.node_id for each in sent.silent] == ["accepted"]
 

@@ -84,6 +84,7 @@ def state(nodes: list[NodeState] | None = None, graph: dict[str, Any] | None = N
                 deadline_left=7.25,
                 first_epoch=4,
                 held_until=1_800_000_000.5,
+                waits_since=1_700_000_000.5,
             )
         ],
         status_history=[StatusChange(from_=None, to="queued", at=1.0)],
@@ -159,6 +160,7 @@ NODES = st.builds(
     deadline_left=st.none() | st.floats(0.001, 1e9),
     first_epoch=st.integers(0, 9),
     held_until=st.none() | st.floats(1, 1e12) | st.just(-1.0),
+    waits_since=st.none() | st.floats(1, 1e12),
 )
 
 
@@ -184,9 +186,7 @@ def test_every_status_and_reason_has_its_own_letter() -> None:
 
 
 def test_every_field_of_a_node_has_a_column() -> None:
-    names = {each.name for each in dataclasses.fields(NodeState)} - {
-        "waits_for"
-    }  # the next run sets it again
+    names = {each.name for each in dataclasses.fields(NodeState)} - {"wait"}  # the next run sets it again
     assert columns_of(state().nodes, 10**6).keys() - {"texts"} == names
 
 

@@ -18,6 +18,7 @@ from flowkit.adapters.mongo import iso, moment
 from flowkit.adapters.tasks.queries import LoggedAttempt
 from flowkit.cli.tasks.explain import MOST_LEGS, draw
 from flowkit.models import FailureKind, Settings, TaskStatus
+from flowkit.models.waits import for_decision
 from flowkit.reading.attempts import AttemptOutcome, AttemptView, merge, read_events, seconds_of
 from flowkit.reading.explain import TimePart, TimeReport, WaitSpan, explain_timeline
 from flowkit.reading.notes import describe_waits
@@ -207,7 +208,7 @@ def test_summaries_of_timers_say_what_a_node_waits_for(node_id: str) -> None:
 
 def test_paragraph_names_decisions_first_and_counts_the_rest() -> None:
     rows = [NodeRow(node_id=f"n{number}", role="r", status="running", worker="w-1") for number in range(4)]
-    asks = NodeRow(node_id="z", role="r", status="deferred", waits_for="a decision: approve or reject")
+    asks = NodeRow(node_id="z", role="r", status="deferred").waiting_for(for_decision("approve or reject"))
     view = TaskView(
         task_id="t",
         status=TaskStatus.RUNNING,
@@ -216,22 +217,28 @@ def test_paragraph_names_decisions_first_and_counts_the_rest() -> None:
         paused=("role:r paused",),
     )
     assert describe_waits(view, ["no engine polls queue q; start one with `flowkit engine`"]) == (
-        "role:r paused. Node z is deferred: waits for a decision: approve or reject. Node n0 is running: worker w-1. "
+        "A pause holds nodes back: role:r paused. Node z is deferred: waits for a decision: approve or reject. "
+        "Node n0 is running: worker w-1. "
         "Node n1 is running: worker w-1. 2 more nodes run or wait. "
         "No engine polls queue q; start one with `flowkit engine`."
     )
     fewer = replace(view, nodes=(*rows,), paused=("task paused by ann: audit",))
-    assert describe_waits(fewer, []).startswith("Task paused by ann: audit. Node n0 is running: worker w-1. ")
+    assert describe_waits(fewer, []).startswith(
+        "A pause holds nodes back: task paused by ann: audit. Node n0"
+    )
     assert describe_waits(fewer, []).endswith(" 1 more node runs or waits.")
 
 
-def shown(report: TimeReport, *, width: int, waits_for: str = "") -> list[str]:
+def shown(
+    report: TimeReport, *, width: int, waits_for: str = "", total_seconds: float | None = None
+) -> list[str]:
     """Return the lines that `flowkit explain` prints."""
     explained = TaskExplanation(
         task_id="import-7",
         status=TaskStatus.RUNNING if waits_for else TaskStatus.FINISHED,
         is_open=bool(waits_for),
         report=report,
+        total_seconds=total_seconds or report.seconds,
         waits_for=waits_for,
         missing=(),
     )
@@ -249,14 +256,20 @@ def test_output_fits_eighty_columns_and_leaves_out_the_shortest_legs() -> None:
     ]
     report = explain_nodes(*nodes, end=400)
     lines = shown(report, width=80, waits_for="Node a is running: " + "worker w-1, " * 20)
-    assert lines[0] == "task import-7: running, open for 6 min 40 s"
+    assert lines[0] == "task import-7: running, for 6 min 40 s"
     assert max(map(len, lines)) <= 80
     assert any(line.startswith(f"… {41 - MOST_LEGS} more") for line in lines)
     plain = shown(report, width=1_000)
     assert [line.split() for line in plain if line.startswith("work ")] == [["work", "6", "min", "90", "%"]]
     assert to_json(
         TaskExplanation(
-            task_id="t", status=TaskStatus.FINISHED, is_open=False, report=report, waits_for="", missing=()
+            task_id="t",
+            status=TaskStatus.FINISHED,
+            is_open=False,
+            report=report,
+            total_seconds=400,
+            waits_for="",
+            missing=(),
         )
     )["path"][0] == {
         "node_id": "node-with-a-long-name-0",
@@ -264,3 +277,10 @@ def test_output_fits_eighty_columns_and_leaves_out_the_shortest_legs() -> None:
         "until": 9.0,
         "parts": {"work": 9.0},
     }
+
+
+def test_after_a_rerun_the_time_since_the_creation_is_named_beside_that_of_the_latest_run() -> None:
+    report = explain_nodes(ran("a", worked(0, 9)), end=10)
+    assert shown(report, width=80, total_seconds=70)[0] == (
+        "task import-7: finished, latest run took 10 s; 70 s since it was created"
+    )

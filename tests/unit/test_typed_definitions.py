@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import types
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import pytest
 from pydantic import BaseModel, Field, SecretStr
@@ -19,7 +19,7 @@ from flowkit.testing.context import handler_context
 from flowkit.worker import Batch, BatchResult, FunctionRole, RoleHandler, RunContext, SourceRole, Worker, role
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 
 
 class Page(BaseModel):
@@ -196,6 +196,58 @@ def plain_function_that_collects_an_iterator() -> Any:
     decorate(now)
 
 
+def finalize_of_other_results() -> Any:
+    async def total(pages: AsyncIterator[Page]) -> None: ...
+
+    @role("now", finalize=total)
+    async def now(page: Page) -> Words:
+        return Words(words=1)
+
+
+def finalize_of_no_list() -> Any:
+    def total(words: Words) -> None: ...
+
+    @role("now", finalize=total)
+    def now(page: Page) -> Words:
+        return Words(words=1)
+
+
+class Linked(Protocol):
+    url: str
+
+
+def protocol_as_an_item() -> Any:
+    @role("now")
+    async def now(page: Linked) -> Words:
+        return Words(words=1)
+
+
+def protocol_as_an_item_of_a_class() -> Any:
+    class Count(RoleHandler[Linked, Words]):
+        role = "count"
+
+        def process(self, item: Linked) -> Words:
+            return Words(words=1)
+
+
+def protocol_as_a_parameter() -> Any:
+    @role("now")
+    async def now(page: Page, *, linked: Linked) -> Words:
+        return Words(words=1)
+
+
+def list_of_other_items() -> Any:
+    def process(self: Any, item: list[Words]) -> Words:
+        return item[0]
+
+    types.new_class(
+        "Count",
+        (RoleHandler[list[Page], Words],),
+        {},
+        lambda space: space.update(role="count", process=process),
+    )
+
+
 def collector_without_items() -> Any:
     async def now(ctx: RunContext) -> None: ...
 
@@ -297,6 +349,12 @@ REFUSED: dict[Any, str] = {
     "AsyncIterator, not as list[Page]",
     plain_function_that_collects_an_iterator: "now collects, and is a plain function, so it receives all items as a "
     "list, not as AsyncIterator[Page]",
+    finalize_of_other_results: "finalize of now receives results of the type Page, but now returns Words",
+    finalize_of_no_list: "finalize of now is a plain function, so it receives the results as a list, not as Words",
+    protocol_as_an_item: "now: the type of page, Linked, is a Protocol, which has no form in JSON: name a model",
+    protocol_as_an_item_of_a_class: "Count: the type of its items, Linked, is a Protocol, which has no form in JSON",
+    protocol_as_a_parameter: "now: the type of linked, Linked, is a Protocol, which has no form in JSON: name a",
+    list_of_other_items: "Count.process takes list[Words], but the class names list[Page] as the type of its items",
     collector_without_items: "now collects, but has no parameter for its items: let the first one",
     collector_with_finalize: "@role('now', collects=True) has finalize: its function finishes the node; remove",
     class_as_a_role: "@role must decorate a function, not <class ",
@@ -321,6 +379,23 @@ def test_class_without_a_role_is_checked_when_it_is_loaded() -> None:
     assert types_problem(Good()) is None
     with pytest.raises(ConfigError, match="Base is a source with no key"):
         Worker(db=memory_database(), handlers={"crawl": Base()})
+
+
+def test_what_finishes_a_node_may_name_a_wider_type() -> None:
+    async def wider(results: AsyncIterable[BaseModel]) -> None: ...
+
+    def plain(results: Sequence[Words | Page]) -> None: ...
+
+    def untyped(results: Any) -> None: ...
+
+    functions: list[Any] = [wider, plain, untyped]
+    for number, finalize in enumerate(functions):
+
+        @role(f"count-{number}", finalize=finalize)
+        async def count(page: Page) -> Words:
+            return Words(words=1)
+
+        assert count.output_type is Words
 
 
 # --- known --------------------------------------------------------------------------------------------------------

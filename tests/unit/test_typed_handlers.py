@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_serializer
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, computed_field, field_serializer
 from tests.unit.handler_runs import artifacts, finished, node, rows
 
 from flowkit.activities.process_pool import ProcessPool
@@ -471,6 +471,83 @@ async def test_result_without_json_says_why(result: Any, problem: str) -> None:
     )
 
 
+class Aliased(BaseModel):
+    x: int = Field(0, serialization_alias="theX")
+
+
+class Received(BaseModel):
+    x: int = Field(0, validation_alias="theX")
+
+
+class Excluded(BaseModel):
+    rows: list[Received] = []
+    x: int = Field(0, exclude=True)
+
+
+class Choices(BaseModel):
+    x: int = Field(0, validation_alias=AliasChoices("x", "theX"), serialization_alias="x")
+
+
+@pytest.mark.parametrize("kind", [Aliased, Received, Excluded, list[Aliased]])
+@pytest.mark.parametrize("use", ["items", "results"])
+def test_type_whose_json_would_lose_a_field_is_refused_where_it_is_defined(kind: Any, use: str) -> None:
+    async def count(item: Any) -> Any:
+        return item
+
+    count.__annotations__["item" if use == "items" else "return"] = kind
+    with pytest.raises(
+        ConfigError, match=f"count: .*, the type of the {use}, has the field 'x'.*use 'alias'"
+    ):
+        role("count")(count)
+
+
+def test_type_that_reads_a_field_by_several_names_and_writes_one_of_them_is_a_type() -> None:
+    async def count(item: Choices) -> Choices:
+        return item
+
+    assert role("count")(count).output_type is Choices
+
+
+class Long(Page):
+    lines: int = 0
+
+
+class Doubled(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    words: int
+
+    @computed_field  # type: ignore[prop-decorator]  # a property, as pydantic documents it
+    @property
+    def double(self) -> int:
+        return self.words * 2
+
+
+async def test_result_of_which_the_next_node_would_get_less_fails_its_own_node() -> None:
+    @role("make")
+    async def make(item: dict[str, int]) -> list[Page]:
+        return [Long(url="a", lines=3)]
+
+    text = await failed(make, nodes=[node("make", "make", **NEVER_AGAIN)])
+    assert "schema_mismatch: the result of make for batch" in text
+    assert "would reach the next node changed: [0].lines is 3 (number), and would be missing" in text
+
+
+async def test_type_that_forbids_other_fields_reads_itself_without_its_computed_ones() -> None:
+    seen: list[Doubled] = []
+
+    @role("make")
+    async def make(item: dict[str, int]) -> Doubled:
+        return Doubled(words=2)
+
+    @role("take")
+    async def take(item: Doubled) -> None:
+        seen.append(item)
+
+    assert "double" not in (make.output_schema() or {})["properties"]
+    await finished([make, take], node("make", "make"), pulling("take", "make"))
+    assert seen == [Doubled(words=2)]
+
+
 async def test_retried_source_stores_no_item_twice() -> None:
     attempts: list[int] = []
 
@@ -815,7 +892,7 @@ async def test_plain_typed_handlers_run_in_processes() -> None:
             with ctx.processing(batch):
                 assert (await pool.process(name, batch, ctx)).metrics == {"value": expected}
     finally:
-        pool.close()
+        await pool.close()
         patched.undo()
 
 
@@ -872,7 +949,10 @@ async def test_try_on_raises_what_would_fail_the_batch() -> None:
 
 @pytest.mark.parametrize(
     ("number", "problem"),
-    [(2**70, "number is an integer outside the 64-bit range"), (float("nan"), "number.float is null")],
+    [
+        (2**70, "number is an integer outside the 64-bit range"),
+        (float("nan"), "number is NaN .*, which JSON does not have; return None"),
+    ],
 )
 async def test_try_on_refuses_what_a_node_cannot_store_and_read(number: Any, problem: str) -> None:
     class Measured(BaseModel):

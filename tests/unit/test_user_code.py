@@ -335,7 +335,7 @@ async def test_error_of_a_batch_in_a_process_is_one_failed_attempt(monkeypatch: 
             assert re.match(text.replace("RuntimeError: .* raised ", ""), error_text(caught.value))
             assert place_of(caught.value).startswith("tests/unit/test_user_code.py:")
     finally:
-        pool.close()
+        await pool.close()
 
 
 def test_error_of_a_detector_is_an_adapter_error() -> None:

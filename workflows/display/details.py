@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from flowkit import reason_codes
 from flowkit.graph.description import format_parents
 from flowkit.limits import VERSION_CHARS
-from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus
+from flowkit.models import NodeStatus, SkipReason, StartWhen, TaskStatus, waits
 from flowkit.models.temporal_names import role_queue
 from flowkit.text import count_of, describe_set_aside, format_duration, names, shorten, visible
 from flowkit.workflows.display.summaries import next_attempt
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from flowkit.models import Node, NodeState
     from flowkit.models.actions import PausedScope
+    from flowkit.models.waits import NodeWait
     from flowkit.workflows.scheduling.scheduler import Scheduler
 
 DISPLAY_ORDER = (
@@ -263,7 +264,7 @@ class Notes:
     def _describe_deferred(self, node: Node, state: NodeState) -> str:
         if wait := _describe_long_wait(self, node, state):
             return f"waits for {wait}"
-        if state.waits_for or state.next_retry_at or self._is_paused(node):
+        if state.wait or state.next_retry_at or self._is_paused(node):
             return _describe_retry(self, node, state, state.next_retry_at or 0.0)
         return _describe_last_attempt(state.last_error or "")
 
@@ -277,8 +278,8 @@ class Notes:
             return describe_set_aside(state.failed_batches) if state.failed_batches else ""
         match state.status:
             case NodeStatus.QUEUED:
-                waits = [wait for rule in BEFORE_START if (wait := rule(self, node))]
-                return f"waits for {'; and for '.join(waits)}" if waits else _describe_last_attempt(error)
+                texts = [text for rule in BEFORE_START if (text := rule(self, node))]
+                return f"waits for {'; and for '.join(texts)}" if texts else _describe_last_attempt(error)
             case NodeStatus.DEFERRED:
                 return self._describe_deferred(node, state)
             case NodeStatus.CANCELLING:
@@ -299,42 +300,34 @@ def _describe_shards(notes: Notes, node: Node) -> str:
     return f"{count_of(len(epochs), 'shard')} of up to {node.parallel:,}" if epochs else "ends the node"
 
 
-def describe_decision(node: Node, state: NodeState) -> str:
-    """Return which decision of a person a node waits for; empty if it waits for none."""
+def find_decision(node: Node, state: NodeState) -> NodeWait | None:
+    """Return which decision of a person a node waits for; None if it waits for none."""
     if state.held_until is not None:
-        return f"a decision: failed with {state.reason_code}"
+        return waits.for_decision(f"failed with {state.reason_code}")
     if node.approval is not None and state.status is NodeStatus.DEFERRED:
-        return "a decision: approve or reject"
-    return ""
+        return waits.for_decision("approve or reject")
+    return None
 
 
-def describe_missing(prerequisites: Sequence[str]) -> str:
-    """Return that a node waits for these prerequisites; empty if there is none."""
-    return (
-        f"the prerequisite{'' if len(prerequisites) == 1 else 's'} {names(prerequisites)}"
-        if prerequisites
-        else ""
-    )
-
-
-def describe_outside(node: Node, state: NodeState, missing: Sequence[str]) -> str:
-    """Return what a node waits for that only somebody outside the task can bring about; empty if it waits for nothing.
+def find_outside_wait(node: Node, state: NodeState, missing: Sequence[str]) -> NodeWait | None:
+    """Return what a node waits for that only somebody outside the task can bring about; None if it waits for nothing.
 
     `missing` are its prerequisites that are not satisfied.
     """
-    queued = state.status is NodeStatus.QUEUED
-    return describe_decision(node, state) or (describe_missing(missing) if queued else "")
+    if decision := find_decision(node, state):
+        return decision
+    return waits.for_prerequisites(missing) if missing and state.status is NodeStatus.QUEUED else None
 
 
 def _describe_long_wait(notes: Notes, node: Node, state: NodeState) -> str:
     """Return what a held node, an approval or a delay waits for; empty for any other node."""
     if state.held_until is not None:
-        failed = f"a decision: failed with {state.last_error or state.reason_code}"
-        return f"{failed}; held until {_format_moment(max(state.held_until, 0.0))}"
+        failed = waits.for_decision(f"failed with {state.last_error or state.reason_code}")
+        return f"{failed.text}; held until {_format_moment(max(state.held_until, 0.0))}"
     if pause := _describe_pause(notes, node):
         return "" if node.delay is None and node.approval is None else pause
-    if node.approval is not None:
-        return f"{describe_decision(node, state)}; {node.approval.text}".rstrip("; ")
+    if node.approval is not None and (decision := find_decision(node, state)):
+        return f"{decision.text}; {node.approval.text}".rstrip("; ")
     if node.delay is not None and state.next_retry_at is not None:
         return f"its delay, until {_format_moment(state.next_retry_at)}"
     return ""
@@ -431,8 +424,8 @@ def _describe_slot(notes: Notes, node: Node) -> str:
         return ""
     if _describe_values(notes, node):
         return ""
-    if state.waits_for:
-        return state.waits_for
+    if state.wait:
+        return state.wait.text
     limits, of_role, total = notes.limits, notes.in_flight[node.type], notes.in_flight.total()
     if of_role >= limits.window:
         return f"a slot of role {node.type} ({of_role:,} of {limits.window:,})"
@@ -442,19 +435,21 @@ def _describe_slot(notes: Notes, node: Node) -> str:
 
 
 def _describe_prerequisites(notes: Notes, node: Node) -> str:
-    return describe_missing(notes.scheduler.missing_prerequisites(node.index))
+    missing = notes.scheduler.missing_prerequisites(node.index)
+    return waits.for_prerequisites(missing).text if missing else ""
 
 
 def _describe_pause(notes: Notes, node: Node) -> str:
     paused = notes.scheduler.pauses.scope_of(node.index)
-    return f"resume of {paused.scope}" if paused is not None else ""
+    return waits.for_resume(paused.scope).text if paused is not None else ""
 
 
-def describe_sources(node: Node, scheduler: Scheduler) -> str:
+def wait_for_sources(node: Node, scheduler: Scheduler) -> NodeWait:
     """Return for which nodes one waits that has yielded to them: those from which it pulls and that have not ended."""
     states, index_of = scheduler.states, scheduler.index_of
-    waits = [source for source in node.pulls_from if not states[index_of[source]].status.ended]
-    return f"{names(waits, last=' or ')} to run"
+    return waits.for_sources(
+        [source for source in node.pulls_from if not states[index_of[source]].status.ended]
+    )
 
 
 def format_pause(paused: PausedScope) -> str:
@@ -481,7 +476,7 @@ BEFORE_START: tuple[Callable[[Notes, Node], str], ...] = (
 
 
 def _describe_retry(notes: Notes, node: Node, state: NodeState, at: float) -> str:
-    if (state.waits_for or at <= notes.now) and (slot := _describe_slot(notes, node)):
+    if (state.wait or at <= notes.now) and (slot := _describe_slot(notes, node)):
         return f"waits for {slot}; {state.last_error or ''}"
     if pause := _describe_pause(notes, node):
         return f"waits for {pause}{_describe_retry_left(state)}; {state.last_error or ''}".rstrip("; ")
@@ -503,8 +498,8 @@ def _describe_handling(notes: Notes, node: Node) -> str:
     if notes.scheduler.routing.is_handled(node.index):
         finished = [each for each in node.on_failure if notes.state(each).status is NodeStatus.FINISHED]
         return f"handled by {names(finished)}; " if finished else "handled; "
-    waits = notes.open(node.on_failure) if notes.scheduler.routing.is_pending(node.index) else []
-    return f"{names(waits, last=' or ')} can handle it; " if waits else ""
+    pending = notes.open(node.on_failure) if notes.scheduler.routing.is_pending(node.index) else []
+    return f"{names(pending, last=' or ')} can handle it; " if pending else ""
 
 
 def _describe_skip(notes: Notes, node: Node, reason: SkipReason) -> str:

@@ -10,17 +10,17 @@ from temporalio import workflow
 from temporalio.common import SearchAttributeKey, SearchAttributeUpdate
 
 from flowkit import reason_codes
-from flowkit.actions.records import RESUME
 from flowkit.limits import HANDLED_FAILURES_BYTES, LAST_ERROR_CHARS, REPORT_BYTES, STATUS_CHANGES
 from flowkit.models import NodeStatus, StatusChange, TaskResult, TaskStatus
 from flowkit.models.temporal_names import PIPELINE_ATTRIBUTE, STATUS_ATTRIBUTE, WAITS_ATTRIBUTE
+from flowkit.models.waits import WaitKind, for_resume, stored_wait
 from flowkit.text import bounded, names, prefix, truncate
 from flowkit.workflows.display.details import (
     DISPLAY_ORDER,
     SlotLimits,
     TaskQueues,
-    describe_decision,
-    describe_outside,
+    find_decision,
+    find_outside_wait,
     render,
 )
 from flowkit.workflows.payloads import json_size, longest_prefix, truncate_longest
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from flowkit.models import Graph, Node, NodeState
+    from flowkit.models.waits import NodeWait
     from flowkit.workflows.scheduling.scheduler import Scheduler
     from flowkit.workflows.state_codec import TaskState
 
@@ -63,7 +64,7 @@ class StatusPublisher:
         self.may_wait = False
         """Whether a node of the task can wait for the decision of a person."""
         self.change_graph()
-        self._waits = self.may_wait and any(map(describe_decision, scheduler.nodes, scheduler.states))
+        self._waits = self.may_wait and any(map(find_decision, scheduler.nodes, scheduler.states))
         """Whether the search attribute shows that the task waits for a decision."""
         self.silent_nodes: frozenset[str] = frozenset()
         """The ids of the nodes whose attempts send no heartbeats."""
@@ -103,10 +104,12 @@ class StatusPublisher:
 
     def show_waits(self) -> None:
         """Show as a search attribute whether the task waits for the decision of a person. A change costs an event."""
-        waits = any(map(describe_decision, self._scheduler.nodes, self._scheduler.states))
+        waits = any(map(find_decision, self._scheduler.nodes, self._scheduler.states))
         if waits != self._waits and WAITS_ATTRIBUTE in self._state.opened.settings.search_attributes:
             key = SearchAttributeKey.for_keyword(WAITS_ATTRIBUTE)
-            workflow.upsert_search_attributes([key.value_set("decision") if waits else key.value_unset()])
+            workflow.upsert_search_attributes(
+                [key.value_set(WaitKind.DECISION.value) if waits else key.value_unset()]
+            )
         self._waits = waits
 
     def details(self) -> str:
@@ -266,17 +269,17 @@ def _choose_views(views: Sequence[dict[str, Any]], remaining: int) -> tuple[list
     return kept, remaining - sum(sizes[index] for index in kept)
 
 
-def _describe_wait(node: Node, state: NodeState, scheduler: Scheduler) -> str | None:
-    if decision := describe_decision(node, state):
+def _find_wait(node: Node, state: NodeState, scheduler: Scheduler) -> NodeWait | None:
+    if decision := find_decision(node, state):
         return decision
     if state.status in _BEFORE_ATTEMPT and node.index in scheduler.pauses.paused:
-        return RESUME
-    return describe_outside(node, state, scheduler.missing_prerequisites(node.index)) or state.waits_for
+        return for_resume()
+    return find_outside_wait(node, state, scheduler.missing_prerequisites(node.index)) or state.wait
 
 
 def _view_node(node: Node, scheduler: Scheduler) -> dict[str, Any]:
     state = scheduler.states[node.index]
-    waits_for = _describe_wait(node, state, scheduler)
+    wait = _find_wait(node, state, scheduler)
     view = {
         "node_id": node.node_id,
         "type": node.type,
@@ -287,4 +290,4 @@ def _view_node(node: Node, scheduler: Scheduler) -> dict[str, Any]:
         "next_retry_at": state.next_retry_at,
     }
     aside = {"failed_batches": state.failed_batches} if state.failed_batches else {}
-    return view | aside | ({"waits_for": waits_for} if waits_for else {})
+    return view | aside | (stored_wait(wait) if wait else {})

@@ -41,6 +41,7 @@ from flowkit.admission.models import ENDED, Changed, Door, Kind, Limits, Overrid
 from flowkit.core.utils import Fields, stable_hash
 from flowkit.core.version import __version__
 from flowkit.errors import GraphError, TaskIdTaken
+from flowkit.graph.params import complete_params
 from flowkit.graph.submission import validate_input
 from flowkit.graph.validation import executor_of, raise_if
 from flowkit.models import COORDINATOR_FN
@@ -536,10 +537,11 @@ class AdmissionApi:
         """Return what the queue stores. Raise HttpError if a graph is not valid."""
         if isinstance(body, ExecutionSubmission):
             return Kind.EXECUTION, body.fields
-        stored = {"graph": body.graph, "params": body.params}
         try:
+            params = await asyncio.to_thread(complete_params, body.graph, body.params)
+            stored = {"graph": body.graph, "params": params}
             await asyncio.to_thread(self._check_task, execution_id, stored)
-            await self._params.check(body.graph, body.params, whose=caller)
+            await self._params.check(body.graph, params, whose=caller)
         except GraphError as error:
             raise HttpError(422, error.code, str(error)) from None
         return Kind.TASK, stored

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from cachetools import LRUCache
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
 from flowkit import reason_codes
 from flowkit.admission import rules
@@ -374,6 +374,8 @@ class CancelEvent(Ended):
 
     reason: str | None = None
     cancelled_by: Annotated[UserId | None, _null_is(None)] = None
+    force_terminated: Annotated[StrictBool, _null_is(False)] = False
+    """Whether the executor has stopped it already."""
 
     @property
     def why(self) -> str:
@@ -430,7 +432,7 @@ def _json_object(value: bytes | None) -> Fields:
     if not value:
         raise BadRecord("no_value", "the record has no value")
     if len(value) > KAFKA_RECORD_BYTES:
-        raise BadRecord("too_large", f"the record has {len(value):,} bytes, more than {KAFKA_RECORD_BYTES:,}")
+        raise BadRecord("too_large", f"the record has more than {KAFKA_RECORD_BYTES:,} bytes")
     try:
         found = load_json(value, strict=True)
     except ValueError as error:
@@ -472,14 +474,16 @@ def why_without_effect(item: Fields | None, event: Ended, rights: TopicRights = 
 class _Effect:
     """What a report does to a stored request. It is decided anew if the request changes meanwhile."""
 
-    def __init__(self, event: Ended, rights: TopicRights, at: float) -> None:
+    def __init__(self, event: Ended, rights: TopicRights, at: float, source: str) -> None:
+        """`source` is the same for every delivery of the event."""
         self._event = event
         self._rights = rights
         self._at = at
+        self._source = source
         self.missing: str | None = None
         """Why the report has no effect."""
         self.cancels = False
-        """Whether the request is to be cancelled: one that waits, or a task."""
+        """Whether the request is to be cancelled, and ends when that is confirmed, unless it waits."""
 
     def end_of(self, item: Fields | None) -> tuple[Report, Sequence[Fields]] | None:
         """Return how the request ends, and the command that stops an execution that is cancelled.
@@ -492,10 +496,14 @@ class _Effect:
             return None
         if not isinstance(event, CancelEvent):
             return event.report(), ()
-        self.cancels = item["state"] not in RUNNING or item["kind"] == Kind.TASK
-        if self.cancels:
-            return None
-        return event.report(), () if item.get("cancel") else [rules.delete_pod(item, self._at, event.why)]
+        cancel = item.get("cancel")
+        runs = item["state"] in RUNNING and item["kind"] == Kind.EXECUTION
+        if runs and event.force_terminated:
+            return event.report(), () if cancel else [rules.delete_pod(item, self._at, event.why)]
+        if runs and cancel:
+            return None if cancel.get("source") == self._source else (event.report(), ())
+        self.cancels = True
+        return None
 
 
 def is_own(record: Record, queue: str) -> bool:
@@ -581,12 +589,15 @@ class AdmissionConsumer:
         if isinstance(event, Requested):
             await self._submit(record, event.request(rights))
             return
-        effect = _Effect(event, rights, self._queue.clock())
+        source = event.event_id or "/".join(map(str, _place(record)))
+        effect = _Effect(event, rights, self._queue.clock(), source)
         await self._queue.end(event.execution_id, effect.end_of)
         if effect.missing is not None:
             self._queue.counts["ignored", effect.missing] += 1
         elif effect.cancels and isinstance(event, CancelEvent):
-            await self._queue.cancel(event.execution_id, reason=event.why, by=event.by)
+            await self._queue.cancel(
+                event.execution_id, reason=event.why, by=event.by, source=source, within=rules.STOP_SEC
+            )
 
     async def _submit(self, record: Record, request: Request) -> None:
         """Submit a request. Raise BadRecord, or StoreRefused."""
@@ -637,7 +648,7 @@ class AdmissionConsumer:
             record,
             self._topics.dead_letter_topic,
             None if record.key is None else record.key[:_DEAD_KEY_BYTES],
-            (record.value or b"")[:DEAD_LETTER_BYTES],
+            b"" if error.reason == "too_large" else (record.value or b"")[:DEAD_LETTER_BYTES],
             headers=[(name, clean(text).encode()) for name, text in headers.items()],
         )
         if sent:

@@ -64,6 +64,7 @@ from flowkit.admission.models import (
     UserLoad,
 )
 from flowkit.admission.store import AdmissionStore, Count, Hold, ItemUpdate
+from flowkit.core.time import LeaseObserver
 from flowkit.core.utils import Fields, dumps
 from flowkit.errors import ConfigError, StoreUnavailable, TaskIdTaken
 from flowkit.limits import ADMITTED_TASK_BYTES
@@ -78,8 +79,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SESSION_SEC: Final = 30.0
-"""How long a session stays valid without being renewed, and after which a task is started again whose start
-is not noted."""
+"""How long another process must see no renewal of a session before it closes it.
+
+After the same time, a task whose start is not noted is started again.
+"""
 _IDLE_SHARE: Final = 2 / 3
 """After this share of its time, a session that nothing has renewed is replaced."""
 LIMITS_SEC: Final = 2.0
@@ -159,12 +162,14 @@ class QueueSession:
     def __init__(
         self, store: AdmissionStore, *, clock: Callable[[], float], new_id: Callable[[], str]
     ) -> None:
+        """`clock` is monotonic."""
         self._store = store
         self._clock = clock
         self._new_id = new_id
         self._opening = asyncio.Lock()
         self._numbers = 0
         self._renewed_at = 0.0
+        self._renewals = 0
         self._due = Tally()
         self._seen: Fields | None = None
         self.id: str | None = None
@@ -174,12 +179,13 @@ class QueueSession:
     async def token(self) -> str:
         """Return a new token. Open a session if there is none, or none that is valid for a while."""
         async with self._opening:
-            if self._clock() - self._renewed_at > SESSION_SEC * _IDLE_SHARE:
+            if self.id is not None and self._clock() - self._renewed_at > SESSION_SEC * _IDLE_SHARE:
                 self.abandon()
             if self.id is None:
                 session = self._new_id()
-                await self._store.open_session(session, self._clock() + SESSION_SEC)
-                self.id, self._due, self._renewed_at = session, Tally(), self._clock()
+                opened_at = self._clock()
+                await self._store.open_session(session)
+                self.id, self._due, self._renewed_at = session, Tally(), opened_at
             self._numbers += 1
             return f"{self.id}-{self._numbers}"
 
@@ -235,12 +241,13 @@ class QueueSession:
                 freed=due.freed,
                 services=due.services,
                 ended=due.tokens,
-                renew_until=now + SESSION_SEC if renews else None,
+                renewal=self._renewals + 1 if renews else None,
                 **change,
             )
         )
         if counted is not None and renews:
             self._renewed_at = now
+            self._renewals += 1
         self._seen = counted
         return counted
 
@@ -378,16 +385,20 @@ class AdmissionQueue:
         store: AdmissionStore,
         *,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
         new_id: Callable[[], str] = new_session_id,
         on_change: Callable[[], object] = lambda: None,
     ) -> None:
-        """`on_change` is called when a request of this process waits or has ended, so that a dispatcher
+        """`clock` returns the time of requests, and `steady` that of sessions, which is never set.
+
+        `on_change` is called when a request of this process waits or has ended, so that a dispatcher
         need not poll.
         """
         self.on_change = on_change
         self.store = store
         self.clock = clock
-        self.session = QueueSession(store, clock=clock, new_id=new_id)
+        self.session = QueueSession(store, clock=steady, new_id=new_id)
+        self._sessions = LeaseObserver(steady)
         self.counts: Counter[tuple[str, str]] = Counter()
         """How often something has happened in this process: by name and label, for the metrics."""
         self.waits: deque[tuple[int, float]] = deque(maxlen=_KEPT_TIMES)
@@ -796,31 +807,46 @@ class AdmissionQueue:
         await self.session.end_due()
         return item["moved"] not in (await self.store.counters())["doubt"]
 
-    async def cancel(self, execution_id: str, *, reason: str, by: str) -> RequestChange:
-        """Cancel a request. One that waits ends at once; one that runs ends when its end is confirmed."""
+    async def cancel(
+        self,
+        execution_id: str,
+        *,
+        reason: str,
+        by: str,
+        source: str | None = None,
+        within: float | None = None,
+    ) -> RequestChange:
+        """Cancel a request. One that waits ends at once; one that runs ends when its end is confirmed.
+
+        An execution also ends `within` seconds. `source` is kept with the cancel: an id of what has requested it.
+        """
         for _ in range(_TRIES):
             item = await self._load(execution_id)
             if item is None:
                 return RequestChange(outcome=Changed.UNKNOWN)
             if item["state"] in ENDED:
                 return RequestChange(outcome=Changed.ENDED, ticket=rules.ticket_of(item))
-            changed = await self._cancel(item, reason, by)
+            wanted = {"reason": reason, "by": by, "at": self.clock(), "source": source, "within": within}
+            changed = await self._cancel(
+                item, {name: each for name, each in wanted.items() if each is not None}
+            )
             if changed is not None:
                 outcome = Changed.DONE if changed["state"] == State.CANCELLED else Changed.REQUESTED
                 return RequestChange(outcome=outcome, ticket=rules.ticket_of(changed))
         raise _busy(execution_id)
 
-    async def _cancel(self, item: Fields, reason: str, by: str) -> Fields | None:
-        at = self.clock()
+    async def _cancel(self, item: Fields, cancel: Fields) -> Fields | None:
+        at, reason = cancel["at"], cancel["reason"]
         if item["state"] == State.QUEUED:
-            report = Report(state=State.CANCELLED, reason=reason_codes.USER_REQUEST, error=reason)
-            return await self._end(item, report, [rules.cancelled(item, at, reason, by)])
+            return await self._end(item, _stopped(reason), [rules.cancelled(item, at, reason, cancel["by"])])
         if item.get("cancel"):
             return item
         events = [rules.delete_pod(item, at, reason)] if item["kind"] == Kind.EXECUTION else []
-        wanted: Fields = {"cancel": {"reason": reason, "by": by, "at": at}}
+        wanted: Fields = {"cancel": cancel}
         if item["kind"] == Kind.TASK:
             wanted["due_at"] = at
+        elif "within" in cancel:
+            wanted["due_at"] = at + cancel["within"]
         changed = await self.store.change(_change(item, wanted, events))
         self._announce(events)
         return changed
@@ -991,6 +1017,8 @@ class AdmissionQueue:
 
     async def _lose(self, item: Fields) -> Fields | None:
         """End an execution about which nothing was heard for too long, and stop it in case it still runs."""
+        if "within" in (item.get("cancel") or {}):
+            return await self._end(item, _stopped(item["cancel"]["reason"]), ())
         seconds = item["timeout_sec"]
         text = f"the executor has not reported the end within {seconds:g} s and {rules.OVERDUE_SEC:g} s more"
         report = Report(state=State.TIMEOUT, reason=reason_codes.TIMED_OUT, error=text)
@@ -1240,15 +1268,20 @@ class AdmissionQueue:
     # --- ending what other processes have left behind
 
     async def recover(self) -> int:
-        """Close the sessions that are no longer valid, and end their steps. Return how many there were."""
+        """Close the sessions that nobody renews any more, and end their steps. Return how many steps there were."""
         for session in list(self.session.abandoned):
             await self.store.close_session(session)
             self.session.abandoned.remove(session)
+        read_at = self._sessions.now()
         counters = await self.store.counters()
-        late = {each: until for each, until in counters["sessions"].items() if until < self.clock()}
-        for session, until in late.items():
-            _logger.info("the session %s is no longer valid; its steps are ended", session)
-            await self.store.close_session(session, until)
+        late = {
+            session: renewal
+            for session, renewal in counters["sessions"].items()
+            if self._sessions.unchanged_sec(session, renewal, read_at) > SESSION_SEC
+        }
+        for session, renewal in late.items():
+            _logger.info("the session %s is no longer renewed; its steps are ended", session)
+            await self.store.close_session(session, renewal)
         counters = await self.store.counters() if late else counters
         live = counters["sessions"]
         left = {token: step for token, step in counters["doubt"].items() if owner(token) not in live}
@@ -1446,6 +1479,11 @@ def _change(item: Fields, fields: Fields, events: Sequence[Fields] = ()) -> Item
     """Return the change of a request that is as it was read. Its events are to be sent if a process sends them."""
     unsent = {"unsent": item["queue"]} if events and item.get("relayed") else {}
     return ItemUpdate(id=item["_id"], version=item["v"], set={**fields, **unsent}, events=events)
+
+
+def _stopped(reason: str) -> Report:
+    """Return the report of a request that was cancelled."""
+    return Report(state=State.CANCELLED, reason=reason_codes.USER_REQUEST, error=reason)
 
 
 def _cancel_due(item: Fields, at: float) -> float | None:

@@ -27,6 +27,8 @@ SAMPLES: Final = 20
 """Service times that must be known before a wait is estimated."""
 OVERDUE_SEC: Final = 300.0
 """After this time beyond its `timeout_seconds`, an execution about which nothing was heard counts as lost."""
+STOP_SEC: Final = 30.0
+"""How long an execution that Kafka cancels keeps its slot while its executor stops it."""
 KEEP_SEC: Final = 30 * 86_400.0
 """How long an ended request is kept, so that a second one with its id is recognised."""
 KEEP_BODY_SEC: Final = 86_400.0

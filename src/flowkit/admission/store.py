@@ -110,8 +110,8 @@ class Count:
     """The tokens of the steps that end with the change. Nothing changes if one has ended already."""
     services: Sequence[float] = ()
     """Service times of requests that have ended, in seconds."""
-    renew_until: float | None = None
-    """Until when the session is valid from now on."""
+    renewal: int | None = None
+    """The number of this renewal of the session; None if the change does not renew it."""
 
 
 class AdmissionStore:
@@ -548,16 +548,14 @@ class AdmissionStore:
         return counters
 
     @translate_errors
-    async def open_session(self, session: str, until: float) -> None:
-        """Begin a session, which is valid until a time."""
-        await self._queues.update_one({"_id": self.queue}, {"$set": {f"sessions.{session}": until}})
+    async def open_session(self, session: str) -> None:
+        """Begin a session, which has no renewals yet."""
+        await self._queues.update_one({"_id": self.queue}, {"$set": {f"sessions.{session}": 0}})
 
     @translate_errors
-    async def close_session(self, session: str, until: float | None = None) -> bool:
-        """End a session, so that it changes no counters any more; with `until`, only if it is still valid
-        until then.
-        """
-        same = {"_id": self.queue, f"sessions.{session}": {"$exists": True} if until is None else until}
+    async def close_session(self, session: str, renewal: int | None = None) -> bool:
+        """End a session, so that it changes no counters any more; with `renewal`, unless it was renewed again since."""
+        same = {"_id": self.queue, f"sessions.{session}": {"$exists": True} if renewal is None else renewal}
         done = await self._queues.update_one(same, {"$unset": {f"sessions.{session}": 1}})
         return bool(done.modified_count)
 
@@ -713,8 +711,8 @@ def _increments(change: Count) -> Fields:
             steps[f"bands.{rank}"] = steps.get(f"bands.{rank}", 0) + sign * number
     update: Fields = {"$inc": {name: step for name, step in steps.items() if step} or {"seq": 0}}
     values: Fields = {f"doubt.{token}": entry for token, entry in change.doubt.items()}
-    if change.renew_until is not None:
-        values[f"sessions.{change.session}"] = change.renew_until
+    if change.renewal is not None:
+        values[f"sessions.{change.session}"] = change.renewal
     if values:
         update["$set"] = values
     if change.ended:

@@ -68,7 +68,7 @@ class RoleHealth:
 
     role: str
     waits_for: str | None = None
-    """Why the bridge does not serve the role yet; None while it serves the role."""
+    """Why the bridge does not serve the role yet, or what holds it; None while it serves the role."""
     workers: int | None = None
     """Number of external workers of the role that are connected to Kafka."""
     attempts: int | None = None

@@ -7,20 +7,19 @@ of the error, so that the Web UI shows `bad_input` instead of `ApplicationError`
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from flowkit import reason_codes
 from flowkit.core.user_code import error_text, place_of
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld, StoreUnavailable, VersionPinned
-from flowkit.graph.expressions import hide
 from flowkit.limits import LAST_ERROR_CHARS, REASON_CODE_CHARS
 from flowkit.models import AttemptFailure, FailureKind
 from flowkit.text import bounded, prefix, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from flowkit.masks import AttemptMask
 
 
 _RAISED_CHARS = LAST_ERROR_CHARS - 900
@@ -98,9 +97,9 @@ def describe_raised(error: BaseException, *, advice: str = "") -> str:
     return f"{truncate(error_text(error), _RAISED_CHARS)}{ending}"
 
 
-def without_values(found: AttemptFailure, values: Mapping[str, Any]) -> AttemptFailure:
-    """Return a failure whose message does not show the values of expressions."""
-    return replace(found, message=hide(found.message, values)) if values else found
+def without_secrets(found: AttemptFailure, mask: AttemptMask) -> AttemptFailure:
+    """Return a failure whose message shows no secret of the attempt."""
+    return replace(found, message=cut(mask.error(found.message)))
 
 
 def timed_out(limit_sec: float) -> AttemptFailure:

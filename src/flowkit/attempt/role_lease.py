@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from flowkit.adapters.outages import retry_while_unavailable
 from flowkit.adapters.role_leases import RoleKind, RoleLeases
 from flowkit.attempt.background import new_owner
+from flowkit.core.time import steady_sec
 from flowkit.errors import FlowKitError, RoleHeld
 from flowkit.models.temporal_names import role_queue
 
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.worker")
 
 TTL_SEC = 30.0
-"""How long a lease lasts that is not renewed."""
+"""How long a process of the other kind must see no renewal of a lease before it takes the lease."""
 RENEWAL_SEC = 10.0
-CLOCKS_SEC = 5.0
-"""How far the clocks of two machines may differ. A process stops using its lease this long before its end."""
+MARGIN_SEC = 5.0
+"""How long before its end a process stops using a lease that it could not renew."""
 RETRY_SEC = 2.0
 _TAKEN_SEC = 0.1
 LOST_SEC = 1.0
@@ -66,13 +66,13 @@ class RoleLease:
         self._kind = kind
         self._holder = f"{name} ({new_owner()})"
         self.held_until = 0.0
-        """Until when this process may begin attempts without another check, in seconds since the Unix epoch."""
+        """Until when this process may begin attempts without another check, by `steady_sec`."""
         self._problem: str | None = _NOT_TAKEN
 
     @property
     def is_held(self) -> bool:
         """Whether this process holds the lease, according to its own clock."""
-        return time.time() < self.held_until
+        return steady_sec() < self.held_until
 
     @property
     def problem(self) -> str | None:
@@ -81,18 +81,18 @@ class RoleLease:
 
     async def take(self) -> None:
         """Take or renew the lease. Raise RoleHeld if processes of the other kind hold it, and StoreUnavailable."""
-        at = time.time()
-        other = await self._portal.run(self._leases.take(self._key, self._kind, self._holder, at, TTL_SEC))
+        at = steady_sec()
+        other = await self._portal.run(self._leases.take(self._key, self._kind, self._holder, TTL_SEC))
         if other is not None:
             self.held_until, self._problem = 0.0, self._describe(other)
             raise RoleHeld(self._problem)
-        self.held_until, self._problem = at + TTL_SEC - CLOCKS_SEC, None
+        self.held_until, self._problem = at + TTL_SEC - MARGIN_SEC, None
 
     def _describe(self, other: RoleHolders) -> str:
         return (
             f"{_POLLERS[other.kind]} serve its task queue {self._key[1]!r} ({', '.join(other.holders)}), and a role is "
             f"either native or external: stop them, or remove {self._role!r} from the roles of {self._holder}. Their "
-            f"lease ends {TTL_SEC:.0f} s after the last of them stopped without releasing it"
+            f"lease ends when none of them has renewed it for {TTL_SEC:.0f} s"
         )
 
     async def check(self) -> None:

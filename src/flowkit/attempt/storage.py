@@ -15,8 +15,10 @@ from flowkit.adapters.tasks.store import is_same_database, show_database
 from flowkit.adapters.vars.changes import final_increments
 from flowkit.adapters.vars.store import Variables
 from flowkit.core.handler_lines import mask_lines
+from flowkit.core.log import bound_mask
 from flowkit.errors import AdapterError, BadVars, WrongDeployment
 from flowkit.graph.expressions import with_values
+from flowkit.masks import AttemptMask
 from flowkit.validation.json_keys import with_lists
 
 if TYPE_CHECKING:
@@ -43,18 +45,27 @@ def check_database(attempt: AttemptInput, ours: str, process: str) -> None:
     raise WrongDeployment(problem)
 
 
-async def resolve(tasks: TaskStore, attempt: AttemptInput) -> tuple[AttemptInput, dict[str, Any]]:
-    """Return the attempt with the stored values in place of the expressions in its input, and these values.
+async def resolve(tasks: TaskStore, attempt: AttemptInput) -> tuple[AttemptInput, AttemptMask]:
+    """Return the attempt with the stored values in place of the expressions in its input, and the mask of its errors.
 
-    Hide the values in errors. The lines of the running attempt hide them, and what its input holds by keys such as
-    `password`.
+    The lines of the running attempt hide the same: values of expressions that may be secrets, and what the input holds
+    by keys such as `password`.
     """
-    values: dict[str, Any] = {}
+    hidden: dict[str, Any] = {}
+    shown: list[str] | None = []
     if attempt.by_expression:
-        values = await retry_while_unavailable(lambda: tasks.values.get(attempt))
+        values, shown = await retry_while_unavailable(lambda: tasks.values.get(attempt))
         attempt = replace(attempt, io=with_values(attempt.io, values), by_expression=False)
-    mask_lines(values, lambda: (attempt.io.input_inline, attempt.io.input_ref, attempt.io.fn_args))
-    return attempt, values
+        hidden = {text: value for text, value in values.items() if text not in (shown or ())}
+
+    def given() -> Any:
+        return attempt.io.input_inline, attempt.io.input_ref, attempt.io.fn_args
+
+    mask_lines(hidden, given)
+    mask = bound_mask() or AttemptMask()
+    mask.hide(hidden, are_known=shown is not None)
+    mask.read(given)
+    return attempt, mask
 
 
 async def begin(
@@ -231,6 +242,11 @@ class AttemptStorage:
             await retry_while_unavailable(lambda: artifacts.count_stored(attempt)),
             await retry_while_unavailable(lambda: artifacts.count_quarantined(attempt)),
         )
+
+    async def why_set_aside(self) -> str:
+        """Return why the batches have failed that the node has set aside, in words."""
+        artifacts, attempt = self._artifacts, self._attempt
+        return await retry_while_unavailable(lambda: artifacts.why_quarantined(attempt))
 
     async def count_settled(self) -> int:
         """Return how many batches the generation of the node has stored or set aside."""

@@ -44,6 +44,7 @@ from flowkit.core.instruments import (
     ATTEMPT_TIME,
     ATTEMPTS_ENDED,
     ATTEMPTS_STARTED,
+    BATCHES,
     FENCED_WRITES,
     LATE_HEARTBEATS,
     NODE_WAIT,
@@ -54,6 +55,7 @@ from flowkit.core.loop_portal import IGNORED_SEC, cancel_until_done
 from flowkit.core.user_code import Contained, contain_tasks, error_text, warn_of_blocked_loops
 from flowkit.errors import EpochTaken, Fenced, FlowKitError, RoleHeld
 from flowkit.models import COORDINATOR_FN, FailureKind
+from flowkit.models.waits import TEXT
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -115,6 +117,9 @@ class AttemptExecutor(Protocol):
     def cancel(self, reason: str, grace_sec: float) -> None:
         """Request that the work stop within `grace_sec` seconds."""
 
+    def show_end(self, reason: str, grace_sec: float) -> None:
+        """Show the user's code that the attempt is ended by force, for plain functions that ask for a cancel."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerContext:
@@ -174,11 +179,12 @@ def count_begin(attempt: AttemptInput) -> None:
 
 
 def expect_losses(role: str) -> None:
-    """Let the count of lost attempts of a role begin at 0, so that Prometheus sees the first one as an increase.
+    """Let the counts of lost attempts and set-aside batches begin at 0: Prometheus then sees the first as an increase.
 
     A worker that each attempt kills counts one loss in each of its lives.
     """
     ATTEMPTS_ENDED.add(role, FailureKind.LOSS.outcome, reason_codes.LEASE_LOST, amount=0)
+    BATCHES.add(role, "set_aside", amount=0)
 
 
 def which_try(attempt: AttemptInput) -> str:
@@ -337,7 +343,7 @@ class Attempt:
             except asyncio.CancelledError:
                 await self._handle_interruption(work)
             if not work.done() and (failure := self._find_overdue()):
-                await self._abort(work)
+                await self._abort(work, failure.code)
                 raise AttemptFailed(failure)
         return await self._get_outcome(work)
 
@@ -394,8 +400,10 @@ class Attempt:
         details = activity.cancellation_details()
         if details is not None and details.cancel_requested:
             await self._stop_gently(work)
+        elif details is not None and details.worker_shutdown:
+            await self._abort(work, reason_codes.WORKER_SHUTDOWN)
         else:
-            await self._abort(work)
+            await self._abort(work, reason_codes.FENCED)
         raise self._make_interruption_error()
 
     def _make_interruption_error(self) -> BaseException:
@@ -409,9 +417,10 @@ class Attempt:
         return asyncio.CancelledError()
 
     async def _stop_gently(self, work: asyncio.Future[AttemptResult]) -> None:
-        self._request_stop(await self._cancel_reason())
+        reason = await self._cancel_reason()
+        self._request_stop(reason)
         await asyncio.wait([work], timeout=self._attempt.cancel_grace_sec)
-        await self._abort(work)
+        await self._abort(work, reason)
 
     async def _cancel_reason(self) -> str:
         """Return the reason of the cancel from the task document, since Temporal does not pass it to activities."""
@@ -425,9 +434,11 @@ class Attempt:
     def _request_stop(self, reason: str) -> None:
         self._worker.portal.call(self._executor.cancel, reason, self._attempt.cancel_grace_sec)
 
-    async def _abort(self, work: asyncio.Future[AttemptResult]) -> None:
+    async def _abort(self, work: asyncio.Future[AttemptResult], reason: str) -> None:
+        """Cancel the work, and wait a while for its end. Functions on threads must ask for the cancel."""
         if work.done():
             return
+        self._worker.portal.call(self._executor.show_end, reason, IGNORED_SEC)
         work.cancel()
         _, hanging = await asyncio.wait([work], timeout=IGNORED_SEC)
         if hanging:
@@ -448,7 +459,7 @@ class Attempt:
             count_late_heartbeat(self._attempt.role, late_sec, pause)
             warn_of_blocked_loops()
             waits_for = self._waits_for()
-            activity.heartbeat(*([{"state": "running", "waits_for": waits_for}] if waits_for else []))
+            activity.heartbeat(*([{"state": "running", TEXT: waits_for}] if waits_for else []))
 
     async def _renew_lease(self) -> None:
         """Extend the lease in the task document before it expires.

@@ -1,21 +1,25 @@
-"""The look-up of a workflow: whether it is open, closed or absent, and whose it is."""
+"""The look-up of a workflow: whether it is open, closed or absent, and whose it is; and its queries."""
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import ResetStickyTaskQueueRequest
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.models.ownership import INPUT_MEMO, MEMO, Owner, read_owner
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import timedelta
 
-    from temporalio.client import Client, WorkflowExecutionDescription
+    from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
 _OPEN: Final = {None, WorkflowExecutionStatus.RUNNING}
 
@@ -39,7 +43,55 @@ class Found:
     """None if the workflow is absent."""
 
 
+_NO_ANSWER: Final = (
+    RPCStatusCode.CANCELLED,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.FAILED_PRECONDITION,
+)
+"""Errors of a query that no engine has answered. With the last of them, Temporal knows no engine that polls."""
+
 ABSENT: Final = Found(state=WorkflowState.ABSENT)
+
+
+QUERY_SEC: Final = 5.0
+"""How long an engine may take to answer a query."""
+
+
+async def query(client: Client, task_id: str, name: str, *args: Any, tries: int = 1) -> Any:
+    """Return the result of a query of a workflow. Raise TimeoutError if no engine returns it within QUERY_SEC.
+
+    Each further try waits as long again. After an engine was killed, Temporal sends the queries of its workflows to it
+    for a while; a further try is for any engine of the queue.
+
+    The time limit of a call of Temporal's SDK would not do, since the SDK repeats calls that have failed.
+    """
+    handle = client.get_workflow_handle(task_id)
+    for number in range(tries):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(QUERY_SEC):
+                if number:
+                    await _leave_sticky_queue(client, task_id)
+                return await _ask(handle, name, args)
+    raise TimeoutError(f"no engine answers the query {name} of task {task_id!r}")
+
+
+async def _ask(handle: WorkflowHandle[Any, Any], name: str, args: Sequence[Any]) -> Any:
+    """Return the result of a query. Raise TimeoutError if Temporal says that no engine has answered it."""
+    try:
+        return await handle.query(name, args=args)
+    except RPCError as error:
+        if error.status in _NO_ANSWER:
+            raise TimeoutError(str(error)) from None
+        raise
+
+
+async def _leave_sticky_queue(client: Client, task_id: str) -> None:
+    """Let any engine of the queue have the next query of a workflow, and not only the one that ran it last."""
+    request = ResetStickyTaskQueueRequest(
+        namespace=client.namespace, execution=WorkflowExecution(workflow_id=task_id)
+    )
+    with suppress(RPCError):  # It has ended meanwhile, or Temporal does not respond, as the query shows.
+        await client.workflow_service.reset_sticky_task_queue(request)
 
 
 async def look_up(

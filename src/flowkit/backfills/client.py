@@ -147,7 +147,7 @@ class Backfills:
         require(same_problem(found, await self._namespace.id(), asked))
         if found.state is BackfillState.CREATING:
             await self._store.complete(found, (planned or await plan()).runs)
-        return await self._continue(found.backfill_id)
+        return replace(await self._continue(found.backfill_id), is_new=planned is not None)
 
     async def _continue(self, backfill_id: str) -> BackfillView:
         """Start the workflow of a backfill that has not ended, unless it runs."""
@@ -369,9 +369,7 @@ class Backfills:
             )
         failed = (await self._store.counts(backfill_id)).failed
         if not failed and (backfill.state.ended or await self._is_driven(backfill_id)):
-            raise ConfigError(
-                f"backfill {backfill_id!r} has no failed nominal time; there is nothing to start again"
-            )
+            raise ConfigError(_nothing_failed(await self._view(backfill)))
         count = (
             await self._store.retry_failed(backfill_id, await self._present_task(backfill)) if failed else 0
         )
@@ -394,6 +392,19 @@ class Backfills:
 
     async def _view(self, backfill: StoredBackfill) -> BackfillView:
         return BackfillView(backfill=backfill, counts=await self._store.counts(backfill.backfill_id))
+
+
+def _nothing_failed(view: BackfillView) -> str:
+    """Return why `retry_failed` starts nothing, and what starts the tasks again that were cancelled or skipped."""
+    name, counts = view.backfill.backfill_id, view.counts
+    others = {"cancelled": counts.cancelled, "skipped": counts.skipped}
+    shown = [f"{count:,} {status}" for status, count in others.items() if count]
+    rest = (
+        f"; of {', '.join(shown)}, another backfill with existing failed or all starts tasks again"
+        if shown
+        else ""
+    )
+    return f"backfill {name!r} has no failed nominal time, so there is nothing to start again{rest}"
 
 
 def _checked_id(backfill_id: str) -> str:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 PAGE = 1_000
 """The most nominal times that Temporal lists at once."""
+_SECOND = timedelta(seconds=1)
+_YEARS = range(1970, 2101)
+"""The years in which Temporal has nominal times."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _FORM = (
     "write a date such as 2026-11-01, which begins at midnight in the time zone of the schedule, or a time with its "
@@ -27,22 +30,31 @@ _FORM = (
 def read_bound(value: object, name: str, timezone: str) -> datetime:
     """Return the start or the end of a range, in UTC. A date is its first moment in the time zone of the schedule.
 
-    Raise ConfigError, which shows the right form.
+    Nominal times are whole seconds, so the fraction of a second of a bound counts as a whole one, which is the form
+    that MongoDB keeps. Raise ConfigError, which shows the right form.
     """
-    if isinstance(value, datetime):
-        if value.tzinfo is None:
-            raise ConfigError(f"{name} is {printed(value)}, without a time zone; pass a datetime with tzinfo")
-        return value.astimezone(UTC)
-    text = value.strip() if isinstance(value, str) else ""
     try:
-        found = datetime.fromisoformat(text)
-        if _DATE.fullmatch(text):
-            found = found.replace(tzinfo=UTC if timezone == "UTC" else ZoneInfo(timezone))
-        if found.tzinfo is not None:
-            return found.astimezone(UTC)
+        found = value if isinstance(value, datetime) else _read_text(value, timezone)
+        whole = found.replace(microsecond=0) + _SECOND * bool(found.microsecond)
+        at = None if whole.tzinfo is None else whole.astimezone(UTC)
     except (ValueError, OverflowError, LookupError):
         raise ConfigError(f"{name} is {printed(value)}; {_FORM}") from None
-    raise ConfigError(f"{name} is {printed(value)}, without an offset; {_FORM}")
+    if at is None and isinstance(value, datetime):
+        raise ConfigError(f"{name} is {printed(value)}, without a time zone; pass a datetime with tzinfo")
+    if at is None:
+        raise ConfigError(f"{name} is {printed(value)}, without an offset; {_FORM}")
+    if at.year not in _YEARS:
+        years = f"{_YEARS[0]} to {_YEARS[-1]}"
+        raise ConfigError(f"{name} is {printed(value)}; the years of nominal times are {years}")
+    return at
+
+
+def _read_text(value: object, timezone: str) -> datetime:
+    text = value.strip() if isinstance(value, str) else ""
+    found = datetime.fromisoformat(text)
+    if _DATE.fullmatch(text):
+        return found.replace(tzinfo=UTC if timezone == "UTC" else ZoneInfo(timezone))
+    return found
 
 
 def check_range(start: datetime, end: datetime) -> None:

@@ -26,6 +26,8 @@ class BackfillView:
     """The first nominal times that have failed, at most 100."""
     skipped: Sequence[BackfillRun] = ()
     """The first nominal times that were skipped, at most 100."""
+    is_new: bool = True
+    """Of the result of `create`: whether the call has created it, and it did not exist before."""
     left_sec: float | None = None
     """How long it still takes, in seconds, if the next tasks last as long as the latest ones; None if unknown."""
     is_driven: bool = True

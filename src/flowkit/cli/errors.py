@@ -178,7 +178,7 @@ def _add_excerpt(problem: str) -> str:
 def report(error: Exception, *, as_json: bool, verbose: bool) -> Exit:
     """Print an error to stderr, or to stdout as the command's JSON document. Return the exit code."""
     if verbose:
-        traceback.print_exception(error, file=sys.stderr)
+        output.note("".join(traceback.format_exception(error)).rstrip("\n"))
     described = describe_error(error)
     if as_json:
         fields = {"code": described.code, "message": described.message, "remedy": described.remedy}

@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from flowkit import products
 from flowkit.cli.errors import add_remedy
 from flowkit.errors import ConfigError
+from flowkit.text import printed
+from flowkit.validation.web_pages import SITE, comes_from_another_page, names_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+    from email.message import Message
 
     from flowkit.cli.options import HealthOptions
     from flowkit.products import ProcessMetrics
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.loops")
 
 _EVERY_SEC = 5.0
-_OK, _NOT_FOUND, _UNAVAILABLE = 200, 404, 503
+_OK, _FORBIDDEN, _NOT_FOUND, _UNAVAILABLE = 200, 403, 404, 503
 METRICS_PATH = "/metrics"
 
 
@@ -130,6 +133,21 @@ def _metrics_page(wanted: bool, render: Callable[[], bytes] | None) -> _Page:
     return _Page(_NOT_FOUND, "text/plain; charset=utf-8", f"{missing if wanted else off}\n".encode())
 
 
+def _refusal_page(headers: Message, names: Sequence[str]) -> _Page | None:
+    """Return why a request is not served: it has the name of a web page as its host, or comes from such a page."""
+    sent = {name.lower(): value for name, value in headers.items()}
+    hosts = headers.get_all("host", [])
+    problem = ""
+    if len(hosts) != 1 or not names_server(hosts[0], names):
+        shown = printed(", ".join(hosts))
+        problem = f"the header Host is {shown}; use an IP address, or name the host with --health-name"
+    elif comes_from_another_page(sent):
+        problem = (
+            f"the header Sec-Fetch-Site is {printed(sent[SITE])}; requests of other web pages are rejected"
+        )
+    return _Page(_FORBIDDEN, "text/plain; charset=utf-8", f"{problem}\n".encode()) if problem else None
+
+
 @contextmanager
 def health_endpoint(
     reports: HealthOptions, health: Callable[[], Reported], metrics: Callable[[], bytes] | None = None
@@ -137,14 +155,19 @@ def health_endpoint(
     """Serve the health at `http://host:port/`, any path but `/metrics`. Do nothing without a port.
 
     The status is 200 if the process is healthy and 503 if not; the body is JSON. `/metrics` has what `metrics`
-    returns; 404 if this is None. Separate threads serve it, so a handler that blocks the event loop does not make the
-    process look unhealthy. Raise ConfigError if the port is not usable.
+    returns; 404 if this is None. A request that a web page may have caused gets 403. Separate threads serve it, so a
+    handler that blocks the event loop does not make the process look unhealthy. Raise ConfigError if the port is not
+    usable.
     """
     if reports.port is None:
         yield
         return
 
-    def respond(path: str) -> _Page:
+    names = [reports.host, *reports.known_names]
+
+    def respond(path: str, headers: Message) -> _Page:
+        if refused := _refusal_page(headers, names):
+            return refused
         if path.partition("?")[0] == METRICS_PATH:
             return _metrics_page(reports.metrics, metrics)
         return _health_page(health())
@@ -160,7 +183,7 @@ def health_endpoint(
         server.server_close()
 
 
-def _create_server(host: str, port: int, respond: Callable[[str], _Page]) -> ThreadingHTTPServer:
+def _create_server(host: str, port: int, respond: Callable[[str, Message], _Page]) -> ThreadingHTTPServer:
     try:
         return _HealthServer((host, port), _create_handler(respond))
     except OSError as error:
@@ -214,7 +237,7 @@ class _HealthServer(ThreadingHTTPServer):
             request.shutdown(socket.SHUT_RDWR)
 
 
-def _create_handler(respond: Callable[[str], _Page]) -> type[BaseHTTPRequestHandler]:
+def _create_handler(respond: Callable[[str, Message], _Page]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         """Returns a page for GET and HEAD."""
 
@@ -227,7 +250,7 @@ def _create_handler(respond: Callable[[str], _Page]) -> type[BaseHTTPRequestHand
             self._head()
 
         def _head(self) -> bytes:
-            page = respond(self.path)
+            page = respond(self.path, self.headers)
             self.send_response(page.status)
             self.send_header("Content-Type", page.content_type)
             self.send_header("Content-Length", str(len(page.body)))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.loading import is_flow_name, load_flow, refuse_python_file
 from flowkit.errors import ConfigError, GraphError
-from flowkit.graph.params import PARAMS_SCHEMA
-from flowkit.graph.scheduled import dump_with_expressions
+from flowkit.graph.params import PARAMS_SCHEMA, complete_params
+from flowkit.graph.scheduled import evaluate_params, format_nominal
 from flowkit.graph.submission import parse_input, validate_input
 from flowkit.limits import FILE_BYTES
 from flowkit.text import printed
@@ -55,10 +56,11 @@ class GivenTask:
         return replace(parsed, warnings=tuple(self.locate(parsed.warnings)))
 
     def locate(self, problems: Iterable[str]) -> list[str]:
-        """Return problems of the graph, with the line of the node before each that names one."""
-        if self.document is None or not isinstance(self.graph, dict):
+        """Return problems of the graph, with the line before each whose place in the file is known."""
+        if self.document is None:
             return list(problems)
-        return self.document.locate(problems, self.graph.get("nodes"), self.path)
+        nodes = self.graph.get("nodes") if isinstance(self.graph, dict) else None
+        return self.document.locate(problems, nodes, self.path)
 
 
 def read_task(
@@ -92,13 +94,16 @@ def _read_given(params: str | None, single: Sequence[str]) -> dict[str, Any]:
 
 
 def read_flow(flow: Flow[Any], params: dict[str, Any], *, scheduled: bool = False) -> GivenTask:
-    """Return the task of a flow, with the default values of its params. Without any params, they may follow later."""
+    """Return the task of a flow, with the default values of its params. Without any params, they may follow later.
+
+    Those of a schedule keep their expressions. Their type checks them with values in place of these.
+    """
     graph = flow.to_dict()
-    dump = flow.dump_params
     try:
-        return GivenTask(
-            graph=graph, params=dump_with_expressions(dump, params) if scheduled else dump(params)
-        )
+        if scheduled:
+            flow.dump_params(evaluate_params(params, format_nominal(datetime.now(UTC))))
+            return GivenTask(graph=graph, params=complete_params(graph, params, of_schedule=True))
+        return GivenTask(graph=graph, params=flow.dump_params(params))
     except GraphError:
         if params or not graph.get(PARAMS_SCHEMA, {}).get("required"):
             raise

@@ -6,6 +6,7 @@ import inspect
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import typer
@@ -118,6 +119,15 @@ HealthHost = Annotated[
         "--health-host", envvar="FLOWKIT_HEALTH_HOST", help="Address on which the health port listens."
     ),
 ]
+HealthNames = Annotated[
+    str | None,
+    typer.Option(
+        "--health-name",
+        envvar="FLOWKIT_HEALTH_NAMES",
+        help="Names of this host with which probes may call the health port, separated by commas; they may always use "
+        "its addresses.",
+    ),
+]
 ServesMetrics = Annotated[
     bool,
     typer.Option(
@@ -144,6 +154,13 @@ Processes = Annotated[
 ]
 Check = Annotated[
     bool, typer.Option("--check", help="Load handlers, functions and settings, report errors, and exit.")
+]
+After = Annotated[
+    Path | None,
+    typer.Option(
+        hidden=True,
+        help="Load handlers, functions and settings, then wait for the lock of this file: `flowkit up --reload`.",
+    ),
 ]
 Functions = Annotated[
     list[str] | None, typer.Option("--function", help="Coordinator function, as NAME=module:function.")
@@ -172,8 +189,14 @@ class HealthOptions:
     file: HealthPath = None
     port: HealthPort = None
     host: HealthHost = DEFAULT_HEALTH_HOST
+    names: HealthNames = None
     metrics: ServesMetrics = True
     sdk_metrics: MeasuresSdk = True
+
+    @property
+    def known_names(self) -> list[str]:
+        """The names of this host with which probes may call the health port."""
+        return [each.strip() for each in (self.names or "").split(",") if each.strip()]
 
     @property
     def measures(self) -> bool:

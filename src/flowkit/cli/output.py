@@ -87,6 +87,8 @@ def log_processes(verbose: bool) -> None:
     `FLOWKIT_LOG_FORMAT` chooses text or JSON, `FLOWKIT_LOG_LEVEL` another level. Raise ConfigError if one is invalid.
     """
     level = log.read_level(logging.INFO if verbose else logging.WARNING)
+    if log.read_format() == "json":
+        log.log_what_python_prints()
     _configure(level, log.process_formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
 
@@ -157,4 +159,5 @@ def _configure(level: int, formatter: logging.Formatter) -> None:
 def _create_handler(formatter: logging.Formatter) -> logging.Handler:
     handler = logging.StreamHandler()
     handler.setFormatter(formatter)
+    handler.addFilter(log.is_for_people)
     return handler

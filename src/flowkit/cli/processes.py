@@ -10,6 +10,7 @@ from flowkit.cli.loading import (
     load_config,
 )
 from flowkit.cli.options import (
+    After,
     Check,
     Functions,
     HealthOptions,
@@ -50,6 +51,7 @@ def engine(
     processes: Processes = 1,
     reports: HealthOptions,
     check: Check = False,
+    after: After = None,
     verbose: Verbose = False,
 ) -> int:
     """Run an engine, which schedules the nodes of tasks. Any number of engines can share a queue."""
@@ -60,6 +62,7 @@ def engine(
         functions=functions or [],
         handlers=roles or [],
         flows=flows or [],
+        after=after,
         verbose=verbose,
     )
     if check:
@@ -129,6 +132,7 @@ def worker(
     where: Where,
     reports: HealthOptions,
     check: Check = False,
+    after: After = None,
     verbose: Verbose = False,
 ) -> int:
     """Run a worker for the roles of the given handlers, and of the handlers of the given flows."""
@@ -138,6 +142,7 @@ def worker(
         handlers=handlers,
         roles=roles or [],
         concurrency=concurrency,
+        after=after,
         verbose=verbose,
     )
     if check:

@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import products
 from flowkit.cli import output
-from flowkit.cli.errors import exit_code_of, exit_process
+from flowkit.cli.errors import Exit, exit_code_of, exit_process
 from flowkit.cli.health import health_endpoint, health_file
 from flowkit.cli.options import HealthOptions
+from flowkit.cli.stop_signals import on_stop_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -144,6 +145,7 @@ class _Replicas:
         self._files = files
         self._metrics = metrics
         self._stopping: set[SpawnProcess] = set()
+        self._killed = False
         context = multiprocessing.get_context("spawn")
         pipes = [context.Pipe() if metrics else (None, None) for _ in files]
         self._scrapes = [_Scrape(ours) for ours, _ in pipes if ours]
@@ -157,8 +159,8 @@ class _Replicas:
 
     def run(self, reports: HealthOptions) -> int:
         """Start the processes, wait until one exits, stop the others. Return the exit code of the command."""
+        on_stop_signals(self._stop, self._kill)
         with (
-            _forwarded_signals(self._stop),
             health_endpoint(reports, self._health, self._render if self._metrics else None),
             health_file(reports.file, self._health),
         ):
@@ -166,20 +168,29 @@ class _Replicas:
                 child.start()
             wait([child.sentinel for child in self._children])
             first = [number for number, child in enumerate(self._children, 1) if child.exitcode is not None]
-            self._stop(again=False)
+            self._stop()
             for child in self._children:
                 child.join()
         return self._exit_code(first)
 
-    def _stop(self, *, again: bool = True) -> None:
-        """Let the processes stop. Without `again`, spare those that stop: a signal could kill one at its end."""
+    def _stop(self) -> None:
+        """Let the processes stop. Spare those that stop already: a signal could kill one at its end."""
         for child in self._children:
-            if child.pid is not None and child.exitcode is None and (again or child not in self._stopping):
+            if child.pid is not None and child.exitcode is None and child not in self._stopping:
                 self._stopping.add(child)
                 child.terminate()
 
+    def _kill(self) -> None:
+        """End the processes at once."""
+        self._killed = True
+        for child in self._children:
+            if child.pid is not None:
+                child.kill()
+
     def _exit_code(self, first: Sequence[int]) -> int:
         """Return the code of the first process that failed, and report it; 0 if all stopped gracefully."""
+        if self._killed:
+            return Exit.INTERRUPTED
         codes: list[int] = [_shell_code(child.exitcode) for child in self._children]
         order = [*first, *range(1, len(codes) + 1)]
         failed: int | None = next((number for number in order if codes[number - 1]), None)
@@ -216,18 +227,6 @@ def _read(file: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return found
-
-
-@contextmanager
-def _forwarded_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call `stop` for SIGINT and SIGTERM during the block."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    earlier = [signal.signal(number, lambda *_: stop()) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, earlier, strict=True):
-            signal.signal(number, handler)
 
 
 def _run_replica(run: Callable[[HealthOptions, int], None], reports: HealthOptions, number: int) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import signal
+import os
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from flowkit.cli import output
+from flowkit.cli.errors import Exit
 from flowkit.cli.health import health_endpoint, health_file, health_values, measure
 from flowkit.cli.loading import (
     choose_roles,
@@ -19,11 +20,14 @@ from flowkit.cli.loading import (
     load_worker_config,
 )
 from flowkit.cli.output import log_processes
-from flowkit.cli.replicas import scraped
+from flowkit.cli.replicas import ReplicaReports, scraped
+from flowkit.cli.stop_signals import on_stop_signals
 from flowkit.core.loops import run
-from flowkit.core.ready_line import ready_line
+from flowkit.core.ready_line import LOADED_LINE, ready_line
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flowkit.attempt.background import Health
     from flowkit.cli.options import HealthOptions, Where
     from flowkit.config import CoordinatorConfig, WorkerConfig
@@ -59,6 +63,8 @@ class EngineCommand:
     """Handlers that the engine hosts."""
     flows: list[str]
     """Flows whose functions and inline handlers the engine runs."""
+    after: Path | None
+    """The lock for which it waits once it has loaded its code; None for none."""
     verbose: bool
 
     def load(self) -> tuple[CoordinatorConfig, dict[str, Any], dict[str, RoleHandler]]:
@@ -75,7 +81,9 @@ class EngineCommand:
     def __call__(self, reports: HealthOptions, number: int) -> None:
         """Run one engine until it is stopped."""
         log_processes(self.verbose)
-        run(self._run(*self.load(), reports))
+        loaded = self.load()
+        _wait_for_lock(self.after)
+        run(self._run(*loaded, reports))
 
     async def _run(
         self,
@@ -111,6 +119,8 @@ class WorkerCommand:
     handlers: list[str]
     roles: list[str]
     concurrency: int | None
+    after: Path | None
+    """As for an engine."""
     verbose: bool
 
     def load(self) -> tuple[WorkerConfig, dict[str, RoleHandler]]:
@@ -128,6 +138,7 @@ class WorkerCommand:
         """Run one worker until it is stopped."""
         log_processes(self.verbose)
         settings, handlers = self.load()
+        _wait_for_lock(self.after)
         if settings.worker_id and number:
             settings = replace(settings, worker_id=f"{settings.worker_id}-{number}")
         run(self._run(settings, handlers, reports))
@@ -149,7 +160,7 @@ class WorkerCommand:
 async def run_until_stopped(
     process: LongRunning, summary: str, reports: HealthOptions, metrics: ProcessMetrics | None = None
 ) -> None:
-    """Start a process, print its ready line, and stop it on SIGINT or SIGTERM.
+    """Start a process, print its ready line, and stop it on SIGINT or SIGTERM. A second signal ends it at once.
 
     Meanwhile, serve its health and its metrics. Raise its error if it stops on its own.
     """
@@ -160,8 +171,10 @@ async def run_until_stopped(
     rendered = render if metrics else None
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    is_replica = isinstance(reports, ReplicaReports)  # The parent receives the same signals, and kills it.
+    on_stop_signals(
+        lambda: loop.call_soon_threadsafe(stop.set), (lambda: None) if is_replica else _end_at_once
+    )
     with health_endpoint(reports, process.health, rendered), scraped(reports, rendered):
         await process.start()
         _freeze_garbage_collector()
@@ -175,7 +188,21 @@ async def run_until_stopped(
         waits[1].result()
 
 
+def _end_at_once() -> NoReturn:
+    """End the process without its shutdown, as a crash does: its attempts are lost when their leases expire."""
+    os._exit(Exit.INTERRUPTED)
+
+
 def _freeze_garbage_collector() -> None:
     """Exclude the objects of the startup from garbage collection: they live as long as the process."""
     gc.collect()
     gc.freeze()
+
+
+def _wait_for_lock(file: Path | None) -> None:
+    """Report that the code is loaded, then wait until the process with the old code has exited."""
+    if file is not None:
+        from flowkit.local.data_folder import hold_lock
+
+        output.note(LOADED_LINE)
+        hold_lock(file)

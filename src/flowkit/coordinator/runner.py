@@ -40,7 +40,13 @@ from flowkit.core import version
 from flowkit.core.loop_portal import LoopPortal
 from flowkit.core.time import SystemClock
 from flowkit.engine.slot_grants import SlotGrants
-from flowkit.engine.worker import EngineLoops, check_functions, create_workers, prepare_settings
+from flowkit.engine.worker import (
+    EngineLoops,
+    check_functions,
+    create_function_activities,
+    create_workers,
+    prepare_settings,
+)
 from flowkit.errors import Removed
 from flowkit.products import keep_logs
 from flowkit.protocol.messages import (
@@ -72,6 +78,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client
 
+    from flowkit.activities.function_attempt import FunctionActivities
     from flowkit.activities.handlers import RoleHandler
     from flowkit.bridge.service import Bridge
     from flowkit.client import TaskSummary
@@ -175,6 +182,7 @@ class Coordinator(RemovedAttributes):
         )
         self._thread: WorkerThread | InlineWorkers | None = None
         self._loops: EngineLoops | None = None
+        self._calls: FunctionActivities | None = None
         self._lines: LogKeeper | None = None
         """Keeps what functions log."""
         self._bridge: Bridge | None = None
@@ -241,6 +249,15 @@ class Coordinator(RemovedAttributes):
         identity = clean(f"engine-{os.getpid()}@{socket.gethostname()}")
         tasks = await self._task_client()
         lines = keep_logs(self.db, self.cfg)
+        calls = create_function_activities(
+            config=self.cfg,
+            tasks=self._tasks,
+            artifacts=self._artifacts,
+            portal=portal,
+            functions=self.adapters,
+            identity=identity,
+            lines=lines,
+        )
 
         def build() -> list[Service]:
             bridge = self._new_bridge(client, settings, portal)
@@ -251,12 +268,11 @@ class Coordinator(RemovedAttributes):
                 tasks=self._tasks,
                 artifacts=self._artifacts,
                 portal=portal,
-                functions=self.adapters,
+                calls=calls,
                 identity=identity,
                 namespace_id=namespace.id,
                 grants=grants,
                 inline=self._hosted.local_activity,
-                lines=lines,
             )
             backfills = create_backfill_worker(
                 client, db=self.db, tasks=tasks, portal=portal, queue=self.cfg.queue, identity=identity
@@ -270,7 +286,7 @@ class Coordinator(RemovedAttributes):
 
         thread = WorkerThread("flowkit-engine", build) if self._own_thread else InlineWorkers(build)
         await thread.start()
-        self._thread = thread
+        self._thread, self._calls = thread, calls
         self._loops = EngineLoops(self._tasks, self.cfg, namespace, grants)
         if lines is not None:
             lines.start()
@@ -302,10 +318,11 @@ class Coordinator(RemovedAttributes):
             await loops.stop()
         if thread is not None:
             await thread.stop()
+        calls, self._calls = self._calls, None
+        await asyncio.gather(self._hosted.stop(), *([] if calls is None else [calls.close()]))
         lines, self._lines = self._lines, None
         if lines is not None:
             await lines.stop()
-        await self._hosted.stop()
 
     async def restart(self) -> None:
         """Stop and start again."""
@@ -668,16 +685,17 @@ class Coordinator(RemovedAttributes):
         return self._with_client(task_id, timeout, lambda client: client.wait(task_id, timeout))
 
     async def list_tasks(
-        self, status: str | None = None, limit: int = 50, *, held: bool = False
+        self, status: str | None = None, limit: int = 50, *, waits: str | None = None
     ) -> list[TaskSummary]:
         """Return up to `limit` tasks from MongoDB, newest first: those with `status`, or all if it is None.
 
-        With `held`, return only tasks with a failed node that waits for a decision.
+        With `waits`, return only tasks with a node that waits for a `decision` of a person, about a held failure or an
+        approval, or for an `event`: prerequisites that are not satisfied.
 
-        Raise ConfigError for an unknown status or a limit outside 1 to 10,000, and StoreUnavailable if MongoDB does
-        not respond. Does not need Temporal.
+        Raise ConfigError for an unknown status, an unknown wait or a limit outside 1 to 10,000, and StoreUnavailable if
+        MongoDB does not respond. Does not need Temporal.
         """
-        return await TaskCatalog(self.db).list_tasks(status, limit, held=held)
+        return await TaskCatalog(self.db).list_tasks(status, limit, waits=waits)
 
     async def vars(self, task_id: str) -> dict[str, Any]:
         """Return the variables of a task, or `{}` if it has none. Does not need Temporal.

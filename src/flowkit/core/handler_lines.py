@@ -22,12 +22,17 @@ from flowkit.core.log import (
     ROOT,
     FieldLogger,
     bind_context,
+    bind_mask,
     bound_fields,
+    bound_mask,
     format_fields,
+    is_of_driver,
     log_context,
+    message_of,
     own_fields,
 )
 from flowkit.core.user_code import contained
+from flowkit.masks import AttemptMask
 from flowkit.text import truncate
 
 if TYPE_CHECKING:
@@ -42,8 +47,6 @@ HANDLER_LOGGER: Final = "flowkit.handler"
 PRINTED: Final = "stdout"
 """The logger of printed lines."""
 
-_DRIVERS: Final = ("pymongo", "motor", "temporalio", "asyncio")
-"""Loggers of libraries that FlowKit itself uses. Their lines below WARNING are not about the work of a handler."""
 _OUR_FOLDER: Final = str(Path(__file__).parents[1])
 _COLLECTED_CHARS: Final = 1 << 19
 """Characters of the first lines of a batch in a process of its own, and of its last ones."""
@@ -53,6 +56,8 @@ _NAME_CHARS: Final = 200
 _MAX_LEVEL: Final = 1_000
 _NESTED: Final = 3
 """A text may log itself, when `str` is called for it. So many texts are made for each other, and no more."""
+_PROGRESS_SEC: Final = 1.0
+"""How often a line that is printed again and again, such as a progress bar, becomes a line of the attempt."""
 _PRINTED_CHARS: Final = 1 << 16
 """A printed line without an end becomes a line of its own at this length."""
 
@@ -105,6 +110,9 @@ class LineSink(Protocol):
     def mask(self, values: Any, given: Callable[[], Any]) -> None:
         """Hide `values` in all lines, and the values of keys such as `password` in what `given` returns."""
 
+    def end(self) -> None:
+        """Note that the attempt has ended. Its threads may still add lines."""
+
 
 class LineSinks(Protocol):
     """Takes the lines of all attempts of a process."""
@@ -145,6 +153,11 @@ class AttemptLines:
             else:
                 self._sink.mask(values, given)
 
+    def end(self) -> None:
+        """Note that the attempt has ended, if it has logged anything."""
+        if self._sink is not None:
+            self._sink.end()
+
 
 _lock = threading.RLock()
 _lines: ContextVar[AttemptLines | None] = ContextVar("flowkit_attempt_lines", default=None)
@@ -168,15 +181,18 @@ def begin_attempt(attempt: AttemptInput, worker_id: str, run_id: str, sinks: Lin
         **({"shard": attempt.shard} if attempt.shard else {}),
         **({"trace_id": trace_id} if trace_id else {}),
     )
+    bind_mask(AttemptMask())
     if sinks is not None:
         restore_capture()
         _lines.set(AttemptLines(lambda: sinks.sink(attempt, worker_id)))
 
 
 def end_attempt() -> None:
-    """Pass on what the attempt has printed without the end of a line."""
+    """Pass on what the attempt has printed without the end of a line, and note its end."""
     if isinstance(sys.stdout, _Stdout) and (sink := _current()) is not None and sink.prints:
         sys.stdout.end_lines(sink)
+    if (lines := _lines.get()) is not None:
+        lines.end()
 
 
 def mask_lines(values: Any, given: Callable[[], Any]) -> None:
@@ -186,13 +202,15 @@ def mask_lines(values: Any, given: Callable[[], Any]) -> None:
 
 
 @contextmanager
-def bound_to(lines: AttemptLines) -> Iterator[None]:
-    """Let what is logged in the block be lines of an attempt."""
-    before = _lines.set(lines)
+def bound_to(lines: AttemptLines | None, mask: AttemptMask | None = None) -> Iterator[None]:
+    """Let what is logged in the block be lines of an attempt, whose secrets `mask` hides in the log of the process."""
+    before, mask_before = _lines.set(lines), bound_mask()
+    bind_mask(mask or mask_before)
     try:
         yield
     finally:
         _lines.reset(before)
+        bind_mask(mask_before)
 
 
 def _find_trace_id() -> str:
@@ -209,20 +227,23 @@ def _find_trace_id() -> str:
 class HandlerLogger(FieldLogger):
     """The logger of one attempt. Its lines belong to the attempt on any thread, also one that a handler has started."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch_uid: Callable[[], str] = str) -> None:
+        """`batch_uid` returns the batch that is being processed, which a thread of the handler does not know."""
         super().__init__(logging.getLogger(HANDLER_LOGGER))
         self._fields = bound_fields()
         self._lines = _lines.get()
+        self._batch_uid = batch_uid
+        self._mask = bound_mask()
 
     def _emit(self, level: int, text: str, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
         fields["stacklevel"] = fields.get("stacklevel", 1) + 1
-        given = {**self._fields, **bound_fields(), **fields}
         restore_capture()
-        if self._lines is None or _lines.get() is self._lines:
-            super()._emit(level, text, args, given)
+        if _lines.get() is self._lines and bound_mask() is self._mask:
+            super()._emit(level, text, args, {**self._fields, **bound_fields(), **fields})
             return
-        with bound_to(self._lines):
-            super()._emit(level, text, args, given)
+        batch = {"batch_uid": uid} if (uid := self._batch_uid()) else {}
+        with bound_to(self._lines, self._mask), log_context(**batch):
+            super()._emit(level, text, args, {**self._fields, **bound_fields(), **fields})
 
 
 class CaptureHandler(logging.Handler):
@@ -276,7 +297,7 @@ def _is_internal(record: logging.LogRecord) -> bool:
     """Return whether FlowKit or a library that it uses says what it does, and nothing that a user should know."""
     if record.levelno >= logging.WARNING or record.name == HANDLER_LOGGER:
         return False
-    return record.name.partition(".")[0] in _DRIVERS or record.pathname.startswith(_OUR_FOLDER)
+    return is_of_driver(record) or record.pathname.startswith(_OUR_FOLDER)
 
 
 class _Formatting(threading.local):
@@ -310,21 +331,13 @@ def _time_of(record: logging.LogRecord) -> float:
 
 
 def _text_of(record: logging.LogRecord) -> str:
-    text = _message_of(record)
+    text = message_of(record, contained)
     with suppress(Exception), contained:
         shown = format_fields(own_fields(record))
         text = f"{text}  {shown}" if shown else text
     if record.exc_info or record.stack_info:
         text = f"{text}\n{_traceback_of(record)}"
     return text
-
-
-def _message_of(record: logging.LogRecord) -> str:
-    with suppress(Exception), contained:
-        return record.getMessage()
-    with suppress(Exception), contained:
-        return f"{record.msg}  (its arguments do not fit)"
-    return "a line whose text cannot be made"
 
 
 def _traceback_of(record: logging.LogRecord) -> str:
@@ -344,6 +357,8 @@ class _Stdout:
         self.stream = stream
         self._rest: dict[tuple[LineSink, int], str] = {}
         """What each thread has printed without the end of a line."""
+        self._next_state: dict[tuple[LineSink, int], float] = {}
+        """When a line that is printed again and again is shown next, by `time.monotonic`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -365,18 +380,41 @@ class _Stdout:
         key = sink, threading.get_ident()
         *lines, rest = (self._rest.pop(key, "") + text).split("\n")
         for each in lines:
-            _add_printed(sink, each)
+            _add_printed(sink, _last_state(each))
+        rest = self._show_progress(key, rest)
         while len(rest) >= _PRINTED_CHARS:
             _add_printed(sink, rest[:_PRINTED_CHARS])
             rest = rest[_PRINTED_CHARS:]
         if rest:
             self._rest[key] = rest
 
+    def _show_progress(self, key: tuple[LineSink, int], text: str) -> str:
+        """Return what a later text continues. A carriage return begins the line again, as a progress bar does.
+
+        What the line showed before becomes a line of its own from time to time, so that people see how far it is.
+        """
+        before, again, rest = text.rpartition("\r")
+        if not again:
+            return text
+        now, state = time.monotonic(), _last_state(before)
+        if state and now >= self._next_state.get(key, 0.0):
+            self._next_state[key] = now + _PROGRESS_SEC
+            _add_printed(key[0], state)
+            state = ""
+        return f"{state}\r{rest}" if state or rest else ""
+
     def end_lines(self, sink: LineSink) -> None:
         """Pass on what an attempt has printed without the end of a line."""
         for key in [each for each in [*self._rest] if each[0] is sink]:
-            if rest := self._rest.pop(key, ""):
+            if rest := _last_state(self._rest.pop(key, "")):
                 _add_printed(sink, rest)
+        for key in [each for each in [*self._next_state] if each[0] is sink]:
+            del self._next_state[key]
+
+
+def _last_state(line: str) -> str:
+    """Return what a terminal shows of a line that carriage returns begin again."""
+    return line.rstrip("\r").rpartition("\r")[2]
 
 
 def _add_printed(sink: LineSink, text: str) -> None:
@@ -451,6 +489,9 @@ class CollectedLines:
 
     def mask(self, values: Any, given: Callable[[], Any]) -> None:
         """Do nothing: the worker hides secrets."""
+
+    def end(self) -> None:
+        """Do nothing: the lines are passed on at the end."""
 
     def all(self) -> list[HandlerLine]:
         """Return the lines."""

@@ -164,6 +164,16 @@ UPDATES: Final = Counter(
     "accepted, rejected.",
     labels=("name", "outcome"),
 )
+LONG_HISTORIES: Final = Counter(
+    name="flowkit_long_histories_total",
+    text="Workflow tasks of this engine for runs whose history has more than 80 % of the events or bytes at which "
+    "Temporal ends a run.",
+)
+FAILED_DELIVERIES: Final = Counter(
+    name="flowkit_gateway_failed_deliveries_total",
+    text="Jobs that the gateway could not deliver to their supervisor, or of which it got no outcome, by reason code.",
+    labels=("reason",),
+)
 SHARDS_STARTED: Final = Counter(
     name="flowkit_shards_started_total", text="Attempts of shards that have begun, by role.", labels=("role",)
 )
@@ -215,8 +225,8 @@ OPEN_TASKS: Final = Gauge(
 )
 OPEN_NODES: Final = Gauge(
     name="flowkit_open_nodes",
-    text="Nodes of open tasks that have not ended, by role and status; `held` are those whose failure is held. One "
-    "engine of each queue reports it; take the largest value.",
+    text="Nodes of open tasks that have not ended, by role and status; `decision` are those that wait for a person, "
+    "and `event` those that wait for prerequisites. One engine of each queue reports it; take the largest value.",
     labels=("role", "status"),
 )
 OLDEST_READY: Final = Gauge(
@@ -226,10 +236,17 @@ OLDEST_READY: Final = Gauge(
     labels=("role",),
     is_maximum=True,
 )
-OLDEST_HELD: Final = Gauge(
-    name="flowkit_oldest_held_seconds",
-    text="How long the oldest held failure has waited for a decision, by role; no value while none is held. One engine "
-    "of each queue reports it; take the largest value.",
+OLDEST_DECISION: Final = Gauge(
+    name="flowkit_oldest_decision_seconds",
+    text="How long the oldest held failure or approval has waited for the decision of a person, by role; no value "
+    "while none waits. One engine of each queue reports it; take the largest value.",
+    labels=("role",),
+    is_maximum=True,
+)
+OLDEST_EVENT: Final = Gauge(
+    name="flowkit_oldest_event_seconds",
+    text="How long the oldest node has lacked prerequisites, by role, which begins with its task; no value while none "
+    "lacks any. One engine of each queue reports it; take the largest value.",
     labels=("role",),
     is_maximum=True,
 )

@@ -10,7 +10,8 @@ import json
 import logging
 import os
 import sys
-from contextlib import AbstractContextManager, contextmanager, suppress
+import threading
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,11 +19,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
-from flowkit.text import hide_named, kind_of, visible
+from flowkit.masks import hide_named
+from flowkit.text import kind_of, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping
     from types import TracebackType
+
+    from flowkit.masks import AttemptMask
 
 
 __all__ = [
@@ -55,6 +59,7 @@ ATTEMPT_FIELDS = (
 _SHOWN_IN_TEXT = ATTEMPT_FIELDS[:6]
 """Those in text lines. The others are the same for most lines of a process, or long."""
 
+_NO_GUARD = nullcontext()
 _FORMATS = ("text", "json")
 _FORMAT = "FLOWKIT_LOG_FORMAT"
 
@@ -64,6 +69,24 @@ _MAX_WARNED_KEYS = 1_000
 
 _bound: ContextVar[Mapping[str, Any]] = ContextVar("flowkit_log_context", default=MappingProxyType({}))
 _warned: dict[str, None] = {}
+
+
+_mask: ContextVar[AttemptMask | None] = ContextVar("flowkit_attempt_mask", default=None)
+
+
+def bind_mask(mask: AttemptMask | None) -> None:
+    """Hide the secrets of an attempt in all later records of the current asyncio task and of those it creates."""
+    _mask.set(mask)
+
+
+def bound_mask() -> AttemptMask | None:
+    """Return what hides the secrets of the running attempt; None outside of one."""
+    return _mask.get()
+
+
+def _masked(text: str) -> str:
+    mask = _mask.get()
+    return text if mask is None else mask.text(text)
 
 
 class FieldLogger:
@@ -304,6 +327,31 @@ def read_level(default: int) -> int:
     return _read_level(given, "FLOWKIT_LOG_LEVEL") if given else default
 
 
+def log_what_python_prints() -> None:
+    """Let warnings, and exceptions that nothing catches, be records, which Python would print as plain text."""
+    logging.captureWarnings(True)
+    sys.excepthook = _log_uncaught
+    threading.excepthook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+    sys.unraisablehook = lambda args: _log_uncaught(args.exc_type, args.exc_value, args.exc_traceback)
+
+
+def _log_uncaught(
+    kind: type[BaseException], error: BaseException | None, trace: TracebackType | None
+) -> None:
+    if error is None or issubclass(kind, (KeyboardInterrupt, SystemExit)):
+        return
+    logging.getLogger(ROOT).error("an exception was not caught", exc_info=(kind, error, trace))
+
+
+def message_of(record: logging.LogRecord, guard: AbstractContextManager[Any] = _NO_GUARD) -> str:
+    """Return the text of a record. One whose arguments do not fit keeps its format. User code runs within `guard`."""
+    with suppress(Exception), guard:
+        return record.getMessage()
+    with suppress(Exception), guard:
+        return f"{record.msg}  (its arguments do not fit)"
+    return "a line whose text cannot be made"
+
+
 def process_formatter(form: str) -> logging.Formatter:
     """Return the formatter for the log of a process, as `FLOWKIT_LOG_FORMAT` says. `form` is that of a text line."""
     if read_format() == "json":
@@ -376,16 +424,32 @@ class Layout(logging.Formatter):
             for name, value in self._own(record).items()
         }
         fields = {name: _hide_secrets(name, value) for name, value in {**bound, **own}.items()}
-        return _format_text(record, fields) if self._pretty else _format_json(record, fields)
+        return visible(
+            _masked(_format_text(record, fields)) if self._pretty else _format_json(record, fields)
+        )
 
     def _own(self, record: logging.LogRecord) -> dict[str, Any]:
         fields = {name: value for name, value in vars(record).items() if name not in self._taken}
         if record.exc_info and record.exc_info[1] is not None:
             fields.setdefault("error_type", type(record.exc_info[1]).__name__)
-            fields.setdefault("error", str(record.exc_info[1]))
+            fields.setdefault("error", _text_of(record.exc_info[1]))
             if self._stack:
                 fields["stack"] = self.formatException(record.exc_info)
         return fields
+
+
+DRIVERS = ("pymongo", "motor", "temporalio", "asyncio", "aiokafka", "kafka")
+"""Loggers of libraries that FlowKit itself uses. What they log of their own work may contain params and results."""
+
+
+def is_of_driver(record: logging.LogRecord) -> bool:
+    """Return whether a library that FlowKit itself uses has made a record."""
+    return record.name.partition(".")[0] in DRIVERS
+
+
+def is_for_people(record: logging.LogRecord) -> bool:
+    """Return whether the log of a process has a record: not what drivers say below INFO, such as whole commands."""
+    return record.levelno >= logging.INFO or not is_of_driver(record)
 
 
 class TextLayout(logging.Formatter):
@@ -396,7 +460,7 @@ class TextLayout(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the lines of a traceback."""
-        return visible(super().format(record))
+        return visible(_masked(super().format(record)))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -407,25 +471,37 @@ class TextLayout(logging.Formatter):
         return f"{text}  {format_fields({**own_fields(record), **named})}"
 
 
+def _text_of(error: BaseException) -> str:
+    with suppress(Exception):
+        return str(error)
+    return kind_of(error)
+
+
 def _format_json(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
     """Return the record as one line of ASCII that is valid JSON for any values."""
     at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-    head = {"ts": at, "level": record.levelname, "logger": record.name, "message": record.getMessage()}
+    head = {"ts": at, "level": record.levelname, "logger": record.name, "message": message_of(record)}
     whole = {**head, **{f"field_{name}" if name in head else name: value for name, value in fields.items()}}
-    try:
-        return json.dumps(whole, default=str, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        return json.dumps({str(name): _to_json_value(value) for name, value in whole.items()})
+    text = ""
+    with suppress(Exception):  # what the method __str__ of a value raises
+        text = json.dumps(whole, default=str, allow_nan=False)
+    text = text or json.dumps({str(name): _to_json_value(value) for name, value in whole.items()})
+    mask = _mask.get()
+    return text if mask is None else json.dumps(mask.mask.value(json.loads(text)))
 
 
 def _to_json_value(value: Any) -> Any:
-    return value if isinstance(value, (str, bool, int)) or value is None else repr(value)
+    if isinstance(value, (str, bool, int)) or value is None:
+        return value
+    with suppress(Exception):
+        return repr(value)
+    return kind_of(value)
 
 
 def _format_text(record: logging.LogRecord, fields: Mapping[str, Any]) -> str:
     at = datetime.fromtimestamp(record.created).strftime("%H:%M:%S.%f")[:-3]
     shown = " ".join(f"{name}={_format_value(value)}" for name, value in fields.items() if name != "stack")
-    text = f"{at} {record.levelname:<8} {record.name}: {record.getMessage()}  {shown}".rstrip()
+    text = f"{at} {record.levelname:<8} {record.name}: {message_of(record)}  {shown}".rstrip()
     if "stack" in fields:
         text = f"{text}\n{fields['stack']}"
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"

@@ -7,7 +7,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Collection, Coroutine
+    from concurrent.futures import Future
 
 T = TypeVar("T")
 
@@ -26,6 +27,27 @@ def cancel_until_done(task: asyncio.Future[Any]) -> None:
         task.get_loop().call_later(IGNORED_SEC, cancel_until_done, task)
     elif not task.cancelled():
         task.exception()
+
+
+async def outcome_of_call(running: Future[T]) -> T:
+    """Return the result of a call that a cancel cannot end, because it runs on a thread or in another process.
+
+    After a cancel, wait until the call has ended, and raise CancelledError. A second cancel ends the wait.
+    """
+    try:
+        return await asyncio.wrap_future(running)
+    except asyncio.CancelledError:
+        if not running.done():
+            await asyncio.gather(asyncio.wrap_future(running), return_exceptions=True)
+        raise
+
+
+async def wait_for_calls(running: Collection[Future[Any]]) -> int:
+    """Wait up to IGNORED_SEC for calls whose callers no longer do. Return how many still run."""
+    ends = asyncio.gather(*map(asyncio.wrap_future, running), return_exceptions=True)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(ends, IGNORED_SEC)
+    return sum(not each.done() for each in running)
 
 
 class LoopPortal:

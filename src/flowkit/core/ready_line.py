@@ -1,6 +1,6 @@
-"""The log line with which an engine or a worker reports that it is polling.
+"""The log lines with which an engine or a worker reports that it is polling, or that it has loaded its code.
 
-The command line writes this line to the log, and `flowkit.local` searches the log for it.
+The command line writes these lines to the log, and `flowkit.local` searches the log for them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import re
 _PREFIX = "running: "
 _SUFFIX = "; press Ctrl-C to stop gracefully"
 _PATTERN = re.compile(f"^{re.escape(_PREFIX)}(.*){re.escape(_SUFFIX)}$", re.MULTILINE)
+
+LOADED_LINE = "loaded: starting when the process with the old code has exited"
+"""The line of a process that `flowkit up --reload` starts beside the one that it replaces."""
 
 
 def ready_line(summary: str) -> str:

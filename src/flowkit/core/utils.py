@@ -37,6 +37,11 @@ def stable_hash(value: Any) -> str:
     return hashlib.blake2b(_CANONICAL.encode(value).encode(), digest_size=20).hexdigest()
 
 
+def same_json(one: Any, other: Any) -> bool:
+    """Return whether two values are the same JSON. Unlike for `==`, 1, 1.0 and true differ, and NaN is NaN."""
+    return _CANONICAL.encode(one) == _CANONICAL.encode(other)
+
+
 def jitter_ms(ms: float, part: float = 0.2) -> int:
     """Return `ms` changed randomly by at most the fraction `part`, rounded and never below 0."""
     return max(0, round(ms * random.uniform(1 - part, 1 + part)))

@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from temporalio.bridge.proto.workflow_completion import WorkflowActivationCompletion
 from temporalio.worker import WorkflowRunner
 
-from flowkit.core.instruments import UPDATES
+from flowkit.core.instruments import LONG_HISTORIES, UPDATES
 from flowkit.models import temporal_names
 
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ _TERMINAL = (
 )
 _LEGACY_QUERY = "legacy_query"
 """The id that the SDK gives to a query that comes without a workflow task."""
+_MOST_EVENTS, _MOST_BYTES = 51_200, 50 << 20
+"""The size of a history at which Temporal ends a run."""
+
 _SOON_SEC = 1.0
 """A query that brings events is asked at once after them. Before any other query, the workflow task is completed at the
 server, so that it comes later than this as a rule. On an engine that is very busy, the former can come later, too."""
@@ -114,6 +117,7 @@ class OrderedRunner(WorkflowRunner):
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
         """Return an instance of a workflow."""
         instance = self.inner.create_instance(det)
+        LONG_HISTORIES.add(amount=0)  # So that Prometheus sees the first one as an increase.
         if det.info.workflow_type == temporal_names.TASK:
             vars(instance)["activate"] = Activations(instance.activate, det.info.task_timeout).run
         return instance
@@ -161,6 +165,11 @@ async def _wait_for_end(running: Future[Any], info: Info) -> Any:
     return ends.result()
 
 
+def is_near_limits(events: int, size: int) -> bool:
+    """Return whether a history has more than 80 % of the events or bytes at which Temporal ends a run."""
+    return events > 0.8 * _MOST_EVENTS or size > 0.8 * _MOST_BYTES
+
+
 class Activations:
     """The activations of one run of a workflow in one process."""
 
@@ -195,6 +204,10 @@ class Activations:
             return self._run(activation)
         if all(job.HasField("query_workflow") for job in activation.jobs):
             return self._ask(activation)
+        if not activation.is_replaying and is_near_limits(
+            activation.history_length, activation.history_size_bytes
+        ):
+            LONG_HISTORIES.add()
         if self._may_have_timed_out(activation):
             return _failure(activation)
         if activation.history_length != self._events:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client
     from temporalio.worker import Worker, WorkerConfig
 
-    from flowkit.activities.function_attempt import Function
+    from flowkit.activities.function_attempt import Function, FunctionActivities
     from flowkit.adapters.mongo import Database
     from flowkit.config import CoordinatorConfig
     from flowkit.products import LogKeeper
@@ -145,6 +145,7 @@ class EngineComponent(WorkerComponent):
         self._artifacts = ArtifactStore(db)
         self._loops: EngineLoops | None = None
         self._side_workers: list[SideWorker] = []
+        self._calls: FunctionActivities | None = None
         self._lines: LogKeeper | None = None
 
     def configured(self, config: WorkerConfig) -> WorkerConfig:
@@ -172,7 +173,7 @@ class EngineComponent(WorkerComponent):
         identity = worker.config(active_config=True).get("identity") or worker.client.identity
         grants = SlotGrants(worker.client, self._tasks.database, namespace.id, self._config)
         self._lines = keep_logs(self._tasks.database, self._config)
-        calls = create_function_activities(
+        calls = self._calls = create_function_activities(
             config=self._config,
             tasks=self._tasks,
             artifacts=self._artifacts,
@@ -210,6 +211,8 @@ class EngineComponent(WorkerComponent):
             await self._loops.stop()
         await self._inline.stop()
         await asyncio.gather(*(each.stop() for each in self._side_workers))
+        if self._calls is not None:
+            await self._calls.close()
         if self._lines is not None:
             await self._lines.stop()
 

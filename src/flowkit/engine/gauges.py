@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio.service import RPCError
 
@@ -31,7 +31,8 @@ from flowkit.attempt.background import BackgroundLoop, Expected, new_owner, rele
 from flowkit.attempt.pollers import backlog_ages
 from flowkit.connection import TemporalUnavailable
 from flowkit.core.instruments import (
-    OLDEST_HELD,
+    OLDEST_DECISION,
+    OLDEST_EVENT,
     OLDEST_READY,
     OPEN_NODES,
     OPEN_TASKS,
@@ -39,18 +40,14 @@ from flowkit.core.instruments import (
     SLOTS,
     is_measured,
 )
-from flowkit.errors import FlowKitError
-from flowkit.models import (
-    DEFAULT_HOLD_SEC,
-    ENGINE_TYPES,
-    OPEN_NODE_STATUSES,
-    OPEN_TASK_STATUSES,
-)
+from flowkit.errors import FlowKitError, StoreUnavailable
+from flowkit.models import ENGINE_TYPES, OPEN_NODE_STATUSES, OPEN_TASK_STATUSES
 from flowkit.models.graphs import ENGINE_NODES, NodeStatus
 from flowkit.models.temporal_names import role_queue
+from flowkit.models.waits import OUTSIDE, WaitKind, read_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Iterable, Mapping, Sequence
 
     from flowkit.adapters.slots import WaitingRole
     from flowkit.adapters.tasks.store import TaskStore
@@ -63,6 +60,13 @@ _logger = logging.getLogger("flowkit.engine.worker")
 
 EVERY_SEC = 15.0
 """How often the values are read."""
+_CHECK_SEC = 5.0
+"""How often an engine looks between two counts whether MongoDB still responds, and how long it waits for that.
+
+So the values of a frozen server disappear within about ten seconds: nobody knows whether they are still true.
+"""
+_OTHERS_SEC = 10.0
+"""How long the reads of slots, workers and waits may take."""
 _SHARE = 20.0
 """The pause is at least this many times as long as the count before it, so that counting stays a small load."""
 _TURN_SEC = 15.0
@@ -74,11 +78,10 @@ _FULL_COUNT_SEC = 300.0
 _MOST_QUEUES = 200
 """Of how many task queues Temporal says how long activities wait: those of the roles with the most open nodes."""
 
-_HELD = "held"
-"""The status under which a node counts whose failure is held. Its document has `deferred`, as for other waits."""
 _WAITS_FOR_WORKER = (NodeStatus.QUEUED.value, NodeStatus.DEFERRED.value)
 
 Labels = tuple[str, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,8 +91,8 @@ class _TaskCount:
     status: str
     nodes: Mapping[tuple[str, str], int]
     """How many nodes are open, by role and status."""
-    held_since: Mapping[str, float] = field(default_factory=dict)
-    """When the first of the nodes that are held now was held, by role, in seconds since the Unix epoch."""
+    waits: Mapping[tuple[WaitKind, str], float] = field(default_factory=dict)
+    """When the first wait for somebody outside the task began, by kind and role, in seconds since the Unix epoch."""
     pins: frozenset[tuple[str, str]] = frozenset()
     """The versions that the task has fixed, with their roles."""
 
@@ -101,8 +104,8 @@ class OpenStates:
         self._tasks: dict[Any, _TaskCount] = {}
         self._statuses: Counter[str] = Counter()
         self._nodes: Counter[tuple[str, str]] = Counter()
-        self._holding: set[Any] = set()
-        """The tasks with nodes that are held."""
+        self._waiting: set[Any] = set()
+        """The tasks with nodes that wait for somebody outside them."""
         self._pins: Counter[tuple[str, str]] = Counter()
 
     def note(self, document: Fields) -> None:
@@ -114,8 +117,8 @@ class OpenStates:
             self._statuses[count.status] += 1
             self._nodes.update(count.nodes)
             self._pins.update(count.pins)
-            if count.held_since:
-                self._holding.add(key)
+            if count.waits:
+                self._waiting.add(key)
 
     def _forget(self, key: Any) -> None:
         count = self._tasks.pop(key, None)
@@ -123,7 +126,7 @@ class OpenStates:
             self._statuses[count.status] -= 1
             self._nodes.subtract(count.nodes)
             self._pins.subtract(count.pins)
-            self._holding.discard(key)
+            self._waiting.discard(key)
 
     def tasks(self) -> dict[Labels, float]:
         """Return how many tasks are open, by status; 0 for the statuses that none has."""
@@ -134,12 +137,13 @@ class OpenStates:
         """Return how many nodes are open, by role and status."""
         return {labels: count for labels, count in self._nodes.items() if count > 0}
 
-    def held(self, now: float) -> dict[Labels, float]:
-        """Return for how many seconds the node has been held that has been held longest, by role."""
+    def oldest(self, kind: WaitKind, now: float) -> dict[Labels, float]:
+        """Return for how many seconds the node has waited that has waited longest for this, by role."""
         since: dict[str, float] = {}
-        for key in self._holding:
-            for role, at in self._tasks[key].held_since.items():
-                since[role] = min(at, since.get(role, at))
+        for key in self._waiting:
+            for (other, role), at in self._tasks[key].waits.items():
+                if other is kind:
+                    since[role] = min(at, since.get(role, at))
         return {(role,): max(0.0, now - at) for role, at in since.items()}
 
     def roles(self, statuses: Sequence[str] = OPEN_NODE_STATUSES) -> list[str]:
@@ -160,20 +164,19 @@ class OpenStates:
 
 def _count_task(document: Fields) -> _TaskCount:
     """Return what is open in a task. Leave out what another program has written."""
-    graph_hold = (document.get("graph") or {}).get("hold_sec")
     nodes: Counter[tuple[str, str]] = Counter()
-    held: dict[str, float] = {}
+    waits: dict[tuple[WaitKind, str], float] = {}
     for node in nodes_of(document):
-        role, status, until = node.get("type"), node.get("status"), node.get("held_until_ms")
+        role, status = node.get("type"), node.get("status")
         if not isinstance(role, str) or status not in OPEN_NODE_STATUSES:
             continue
-        if status == NodeStatus.DEFERRED and isinstance(until, int):
-            status = _HELD
-            since = until / 1000 - (node.get("hold_sec") or graph_hold or DEFAULT_HOLD_SEC)
-            held[role] = min(since, held.get(role, since))
+        wait = read_wait(node)
+        if wait is not None and wait.kind in OUTSIDE and wait.since is not None:
+            status = wait.kind.value
+            waits[wait.kind, role] = min(wait.since, waits.get((wait.kind, role), wait.since))
         nodes[role, status] += 1
     pins = frozenset(read_pins(document).items())
-    return _TaskCount(status=document["status"], nodes=nodes, held_since=held, pins=pins)
+    return _TaskCount(status=document["status"], nodes=nodes, waits=waits, pins=pins)
 
 
 def slot_values(
@@ -206,6 +209,15 @@ def oldest_ready(
     for role, age in ages:
         found[role,] = max(age, found.get((role,), 0.0))
     return found
+
+
+async def _timely(answer: Awaitable[T], seconds: float) -> T:
+    """Return what MongoDB answers. Raise StoreUnavailable if it does not within this time."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await answer
+    except TimeoutError:
+        raise StoreUnavailable(f"MongoDB did not respond within {seconds:g} s") from None
 
 
 class Gauges:
@@ -248,19 +260,26 @@ class Gauges:
                 await asyncio.shield(release_turn(ending, "to count open tasks"))
 
     async def _step(self) -> None:
-        await asyncio.sleep(self._pause_sec)
-        self._pause_sec = EVERY_SEC
-        if not is_measured():
-            return
-        begun = time.monotonic()
         try:
-            is_reported = await self.report()
+            await self._pause()
+            self._pause_sec = EVERY_SEC
+            if not is_measured():
+                return
+            begun = time.monotonic()
+            if await self.report():
+                self._pause_sec = max(EVERY_SEC, _SHARE * (time.monotonic() - begun))
+                await self._take_turn()
         except Exception:
             self._clear()
             raise
-        if is_reported:
-            self._pause_sec = max(EVERY_SEC, _SHARE * (time.monotonic() - begun))
-            await self._take_turn()
+
+    async def _pause(self) -> None:
+        """Wait until the next count is due. While values are shown, raise StoreUnavailable if MongoDB freezes."""
+        until = time.monotonic() + self._pause_sec
+        while (left := until - time.monotonic()) > 0:
+            await asyncio.sleep(min(left, _CHECK_SEC))
+            if self._counts is not None and not await self._take_turn():
+                self._clear()
 
     async def report(self) -> bool:
         """Set all gauges if it is this engine's turn, and clear them otherwise. Return whether they are set."""
@@ -272,20 +291,30 @@ class Gauges:
         if not await self._take_turn() or (counts := await self._count(namespace_id)) is None:
             self._clear()
             return False
-        await self._report_others(counts)
+        await _timely(self._report_others(counts), _OTHERS_SEC)
         now = time.time()
         OPEN_TASKS.set(counts.tasks())
         OPEN_NODES.set(counts.nodes())
-        OLDEST_HELD.set(counts.held(now))
+        OLDEST_DECISION.set(counts.oldest(WaitKind.DECISION, now))
+        OLDEST_EVENT.set(counts.oldest(WaitKind.EVENT, now))
         return True
 
     async def _take_turn(self) -> bool:
-        return await self._turns.take(self._turn, self._owner, time.time(), self._pause_sec + _TURN_SEC)
+        taking = self._turns.take(self._turn, self._owner, self._pause_sec + _TURN_SEC)
+        return await _timely(taking, _CHECK_SEC)
 
     def _clear(self) -> None:
         """Report nothing any more: what this process would go on to show is no longer true."""
         self._counts = None
-        for gauge in (OPEN_TASKS, OPEN_NODES, OLDEST_HELD, OLDEST_READY, ROLE_WORKERS, SLOTS):
+        for gauge in (
+            OPEN_TASKS,
+            OPEN_NODES,
+            OLDEST_DECISION,
+            OLDEST_EVENT,
+            OLDEST_READY,
+            ROLE_WORKERS,
+            SLOTS,
+        ):
             gauge.set({})
 
     async def _count(self, namespace_id: str) -> OpenStates | None:
@@ -296,7 +325,7 @@ class Gauges:
         since = None if is_full else self._counted_at - _OVERLAP_SEC
         database_id = await self._store.database_id()
         states = self._tasks.states(since=since, namespace_id=namespace_id, database_id=database_id)
-        async for page in states:
+        while page := await _timely(anext(states, []), _OTHERS_SEC):
             for document in page:
                 counts.note(document)
             if not await self._take_turn():

@@ -8,7 +8,7 @@ role. The leases of attempts have no part in these rules.
 from __future__ import annotations
 
 import logging
-import time
+import math
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -20,11 +20,12 @@ from temporalio.service import RPCError
 from flowkit.adapters.dispatches import last_event_times
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX, WorkerRegistry
 from flowkit.attempt.pollers import recent_pollers
+from flowkit.core.time import LeaseObserver
 from flowkit.models import SilenceReport, SilentAttempt, temporal_names
 from flowkit.models.temporal_names import role_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from temporalio.client import Client, WorkflowExecutionDescription
 
@@ -82,6 +83,8 @@ class SilenceCheck:
         self._queue = config.queue
         self._soft_sec = config.heartbeat_soft_sec
         self._hard_sec = config.heartbeat_hard_sec
+        self._heard = LeaseObserver()
+        """Since when this engine has seen the latest heartbeats: the clocks of Temporal and the bridges may differ."""
         self._served: dict[tuple[str, bool], tuple[float, bool]] = {}
         """For each task queue and kind of worker, when it was checked and whether it was served."""
         self._unserved_at: dict[tuple[str, bool], float] = {}
@@ -91,22 +94,32 @@ class SilenceCheck:
         """Report the silent attempts of a task to its workflow, unless its document shows them already."""
         if description.task_queue != self._queue or not (self._soft_sec or self._hard_sec):
             return
-        silent = [attempt async for attempt in self._find_silent(document["id"], description)]
-        if _list_shown(document) != {each.node_id for each in silent} or any(map(self._is_lost, silent)):
+        shown = _list_shown(document)
+        silent = [attempt async for attempt in self._find_silent(document["id"], description, shown)]
+        if shown != {each.node_id for each in silent} or any(map(self._is_lost, silent)):
             await self._report(description, sorted(silent, key=lambda each: each.node_id))
 
     def _is_lost(self, attempt: SilentAttempt) -> bool:
         return 0 < self._hard_sec <= attempt.silent_sec
 
-    async def _find_silent(self, task_id: str, description: WorkflowExecutionDescription) -> Any:
+    async def _find_silent(
+        self, task_id: str, description: WorkflowExecutionDescription, shown: Collection[str]
+    ) -> Any:
+        """Yield the silent attempts. One that is shown as silent stays so until this engine sees another heartbeat."""
         pending = description.raw_description.pending_activities
         attempts = [*find_running_attempts(pending, self._queue)]
-        least, now = min(sec for sec in (self._soft_sec, self._hard_sec) if sec), time.time()
+        least, read_at = min(sec for sec in (self._soft_sec, self._hard_sec) if sec), self._heard.now()
         for attempt in await self._add_events(task_id, attempts):
-            if attempt.heard_at is None or now - attempt.heard_at < least:
+            if attempt.heard_at is None:
                 continue
-            silent_sec = now - max(attempt.heard_at, await self._find_unserved_until(attempt))
-            if silent_sec >= least:
+            key = (task_id, attempt.node_id, attempt.epoch)
+            is_known = self._heard.value_of(key) in (None, attempt.heard_at) and attempt.node_id in shown
+            silent_sec = self._heard.unchanged_sec(key, attempt.heard_at, read_at)
+            if not is_known and silent_sec < least:
+                continue
+            served_sec = read_at - await self._find_unserved_until(attempt)
+            silent_sec = min(silent_sec, served_sec)
+            if silent_sec >= least or (is_known and served_sec > 0):
                 yield SilentAttempt(node_id=attempt.node_id, epoch=attempt.epoch, silent_sec=silent_sec)
 
     async def _add_events(self, task_id: str, attempts: list[PendingAttempt]) -> list[PendingAttempt]:
@@ -122,15 +135,15 @@ class SilenceCheck:
         ]
 
     async def _find_unserved_until(self, attempt: PendingAttempt) -> float:
-        """Return when a check last found no process that serves the attempt's role; 0 if none ever did."""
-        key, now = (attempt.queue, attempt.external), time.time()
-        checked_at, served = self._served.get(key, (0.0, True))
+        """Return when a check last found no process that serves the attempt's role, by the clock of this process."""
+        key, now = (attempt.queue, attempt.external), self._heard.now()
+        checked_at, served = self._served.get(key, (-math.inf, True))
         if now - checked_at >= _SERVED_SEC or not served:
             served = await self._is_served(attempt)
             self._served[key] = now, served
         if not served:
             self._unserved_at[key] = now
-        return self._unserved_at.get(key, 0.0)
+        return self._unserved_at.get(key, -math.inf)
 
     async def _is_served(self, attempt: PendingAttempt) -> bool:
         """Return whether a worker of the role is registered as online, or a process polls its queue.

@@ -14,6 +14,7 @@ from temporalio.service import RPCError
 
 from flowkit.attempt.background import BackgroundLoop, Expected, new_owner
 from flowkit.attempt.workflows import WorkflowState
+from flowkit.core.time import LeaseObserver
 from flowkit.errors import FlowKitError
 from flowkit.models import slot_wait_id, temporal_names
 
@@ -33,7 +34,7 @@ _IDLE_TICK_SEC = 5.0
 
 _CHECK_SEC = 2.0
 _NEW_SEC = 2.0
-"""Age below which a slot is not checked: its workflow may just be starting the attempt."""
+"""How long an engine must know a slot before it checks it: its workflow may just be starting the attempt."""
 
 _CONCURRENT_CHECKS = 10
 
@@ -79,6 +80,8 @@ class SlotLoop:
         self._owner = new_owner()
         self._unused: set[tuple[str, str, int]] = set()
         """Slots that the last check found unused. They are freed if the next check finds them unused again."""
+        self._seen = LeaseObserver()
+        """Since when this engine knows the slots."""
         self._absent: set[str] = set()
         """Tasks with requests that Temporal did not find. Their requests are withdrawn if it does not find
         them again."""
@@ -122,14 +125,14 @@ class SlotLoop:
 
         Otherwise, ask again at the next tick, so that this engine soon takes over from one that has died.
         """
-        if not await store.take_turn(self._owner, time.time(), 2 * _CHECK_SEC):
+        if not await store.take_turn(self._owner, 2 * _CHECK_SEC):
             self._unused.clear()
             self._next_check = time.monotonic() + _TICK_SEC
             return
-        since = time.time() - _NEW_SEC
+        read_at = self._seen.now()
         by_task: dict[str, list[Holder]] = {}
         for holder in await store.holders():
-            if holder.at <= since:
+            if self._seen.unchanged_sec(holder.key, holder.at, read_at) >= _NEW_SEC:
                 by_task.setdefault(holder.task_id, []).append(holder)
         checks = asyncio.Semaphore(_CONCURRENT_CHECKS)
         unused = await asyncio.gather(

@@ -117,7 +117,7 @@ class Sweep:
             await asyncio.shield(release_turn(ending, "to sweep"))
 
     async def _sweep_once(self) -> None:
-        await self._workers.expire_silent(time.time())
+        await self._workers.expire_silent()
         await self._log_mixed_versions()
         await self.once()
 
@@ -146,7 +146,7 @@ class Sweep:
 
     async def _take_turn(self) -> bool:
         seconds = self._every_sec + _TURN_SEC
-        return await self._tasks.take_turn(self._namespace_id, self._owner, time.time(), seconds)
+        return await self._tasks.take_turn(self._namespace_id, self._owner, seconds)
 
     async def _check_page(self, page: list[Document], seen: dict[str, float]) -> list[str]:
         slots = asyncio.Semaphore(_CONCURRENT_CHECKS)

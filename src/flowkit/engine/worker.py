@@ -211,30 +211,19 @@ def create_workers(
     tasks: TaskStore,
     artifacts: ArtifactStore,
     portal: LoopPortal,
-    functions: Mapping[str, Function],
+    calls: FunctionActivities,
     identity: str,
     namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
     grants: SlotGrants | None = None,
     inline: Callable[..., Any] = refuse_inline,
-    lines: LineSinks | None = None,
 ) -> list[Worker]:
     """Return the Temporal workers of an engine. Call this on the loop that will run them.
 
-    `inline` is the local activity that runs attempts of the roles that the engine hosts. `lines` takes what functions
-    log.
+    `inline` is the local activity that runs attempts of the roles that the engine hosts.
 
     The workers run without Temporal's sandbox, which would take a third of the engine's time. They run only FlowKit's
     own workflow, and every test run replays recorded histories of it in the sandbox.
     """
-    calls = create_function_activities(
-        config=config,
-        tasks=tasks,
-        artifacts=artifacts,
-        portal=portal,
-        functions=functions,
-        identity=identity,
-        lines=lines,
-    )
     activities = create_engine_activities(
         config=config,
         settings=settings,

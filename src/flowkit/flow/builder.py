@@ -12,10 +12,13 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 from typing_extensions import TypeVar
 
+from flowkit.activities.core_schemas import list_names
 from flowkit.activities.handlers import RoleHandler
+from flowkit.activities.json_schemas import ParamsSchema
+from flowkit.activities.json_types import lost_problem
 from flowkit.core.user_code import contained, error_text
 from flowkit.errors import ConfigError, GraphError
-from flowkit.flow.checks import HERE, check_graph, find_lost, find_secret, params_problem
+from flowkit.flow.checks import HERE, check_graph, find_secret, params_problem
 from flowkit.flow.nodes import FlowNode, make_error
 from flowkit.flow.places import calling_line
 from flowkit.flow.reading import KNOWN_KEYS, SETTINGS, read_extra, read_settings, read_specs
@@ -108,16 +111,15 @@ class Flow(Generic[P]):
             )
         try:
             self._adapter = TypeAdapter(params)
-            schema = self._adapter.json_schema()
+            schema = self._adapter.json_schema(schema_generator=ParamsSchema)
         except PydanticUserError as error:
             problem = f"params is {params!r}, which pydantic cannot use: {error.message}"
             raise make_error(self._place, problem) from None
         if schema.get("type", "object") != "object":
             problem = f"params is {params!r}, whose JSON is of type {schema['type']!r}; use a model"
             raise make_error(self._place, problem)
-        if (lost := find_lost(schema, self._adapter)) is not None:
-            problem = f"params has the field {lost!r}, which its own JSON does not have under this name"
-            raise make_error(self._place, f"{problem}; use 'alias' for another name, and no 'exclude'")
+        if (lost := lost_problem("params", self._adapter)) is not None:
+            raise make_error(self._place, lost)
         if (secret := find_secret(schema)) is not None:
             remedy = "Temporal stores params in plain text; pass a reference instead"
             raise make_error(self._place, f"params has the secret {secret!r}: {remedy}")
@@ -148,14 +150,16 @@ class Flow(Generic[P]):
     # --- nodes ---------------------------------------------------------------------------------------------------
 
     def node(
-        self, node_id: str, handler: type[RoleHandler[In, Out]] | RoleHandler[In, Out]
+        self, node_id: str, handler: Callable[[], RoleHandler[In, Out]] | RoleHandler[In, Out]
     ) -> FlowNode[In, Out]:
         """Add a node that this handler runs: its class, which is created without arguments, or an instance.
 
         Raise GraphError if the handler has no role, or another one of this flow has the same role.
+
+        For type checkers, a class is what returns a handler without arguments, so that they find one that needs some.
         """
         place = calling_line()
-        role = self._handlers.add(handler, node_id, place)
+        role = self._handlers.add(cast("Given", handler), node_id, place)
         return self._add(NodeSpec(node_id=node_id, kind=role), handler)
 
     @overload
@@ -316,7 +320,7 @@ class Flow(Generic[P]):
         except ValueError as error:  # also pydantic's PydanticSerializationError
             raise GraphError([f"params cannot be written as JSON: {one_line(str(error))}"]) from None
         self._validate(dumped, "their JSON cannot be read back: ")
-        names = {*dumped, *getattr(self.params, "model_fields", ())}
+        names = {*dumped, *getattr(self.params, "model_fields", ()), *list_names(self._adapter.core_schema)}
         kept = (
             {key: value for key, value in given.items() if key not in names}
             if isinstance(given, dict)

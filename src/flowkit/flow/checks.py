@@ -14,15 +14,16 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, TypeAdapter
-from pydantic.errors import PydanticUserError
 
+from flowkit.activities.contracts import check_contracts, reads_own_input
 from flowkit.activities.handlers import prepares_input
 from flowkit.activities.hook_calls import RESERVED
 from flowkit.errors import AdapterError, BadCondition, GraphError
 from flowkit.flow.specs import walk_places
+from flowkit.flow.values import Cel
 from flowkit.graph import cel
 from flowkit.graph.contracts import CONVERTS
-from flowkit.graph.expressions import MAP_OVER, find_expressions
+from flowkit.graph.expressions import MAP_OVER, find_expressions, is_expression
 from flowkit.graph.submission import validate_input
 from flowkit.models.graphs import FAILED_NODES_KEY
 from flowkit.text import add_caret, names, one_line, printable, printed, suggestion, truncate
@@ -72,7 +73,7 @@ def check_graph(
         parsed = validate_input(HERE, {"params": {}, "graph": graph})
     except GraphError as error:
         raise type(error)([_locate(problem, by_id, place) for problem in error.problems]) from None
-    if unfit := _check_edges(parsed, handlers):
+    if unfit := check_contracts(parsed, handlers):
         raise GraphError([_locate(problem, by_id, place) for problem in unfit])
     schemas = {root: TypeAdapter(kind).json_schema() for root, kind in _known_roots(params, variables)}
     problems = chain(
@@ -81,16 +82,6 @@ def check_graph(
     found = [*islice(problems, _ENOUGH)]
     if found:
         raise GraphError([_name_line(by_id[node_id], path, text, place) for node_id, path, text in found])
-
-
-def _check_edges(parsed: Graph, handlers: Mapping[str, RoleHandler[Any, Any]]) -> list[str]:
-    """Return the problems of edges over which results flow that their reader would refuse, by the types of both."""
-    typed = {role: each for role, each in handlers.items() if each.input_type is not None}
-    if not any(node.type in typed and node.pulls for node in parsed.nodes):
-        return []
-    from flowkit.activities.contracts import check_contracts  # loads the database driver
-
-    return check_contracts(parsed, handlers)
 
 
 def _known_roots(params: Any, variables: Any) -> Iterator[tuple[str, Any]]:
@@ -251,13 +242,11 @@ def _input_problems(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Foun
 
 def _list_input_schemas(node: Node, handler: RoleHandler[Any, Any]) -> Iterator[Schema]:
     """Yield the JSON Schemas that `input_inline` of a node must fit: that of the item, and that of the parameters."""
-    prepares = prepares_input(handler)
-    own_item = not (prepares or handler.is_source or node.pulls) and node.map is None
-    if own_item and (schema := handler.input_schema()) is not None:
+    if reads_own_input(node, handler) and (schema := handler.input_schema()) is not None:
         yield schema
     schema = handler.parameters_schema()
     if handler.is_source:
-        if not prepares:
+        if not prepares_input(handler):
             yield schema or {"properties": {}}
     elif schema is not None:
         yield schema
@@ -309,23 +298,6 @@ def _function_problems(parsed: Graph, functions: Mapping[str, Callable[..., Any]
             yield node.node_id, "io.fn_args", str(error)
 
 
-def find_lost(schema: Schema, adapter: TypeAdapter[Any]) -> str | None:
-    """Return the name of a field that a type reads from JSON, but does not write to it; None without one.
-
-    Its value would not reach the task. `schema` is that of the JSON which the type reads.
-    """
-    try:
-        written = adapter.json_schema(mode="serialization")
-    except PydanticUserError:
-        return None
-    for name, read in {"": schema, **schema.get("$defs", {})}.items():
-        other = written if name == "" else written.get("$defs", {}).get(name, {})
-        lost = read.get("properties", {}).keys() - other.get("properties", read.get("properties", {})).keys()
-        if lost:
-            return str(min(lost))
-    return None
-
-
 def find_secret(schema: Any, name: str = "params") -> str | None:
     """Return the name of a field in the JSON Schema of a type whose JSON hides the value, such as a SecretStr."""
     if isinstance(schema, list):
@@ -342,6 +314,9 @@ def find_secret(schema: Any, name: str = "params") -> str | None:
 def params_problem(error: Mapping[str, Any]) -> str:
     """Return one error of pydantic about params as a problem that names the place, the value and what is expected."""
     place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"])
+    if is_expression(error["input"]) or isinstance(error["input"], Cel):
+        remedy = "pass the graph and these params to Schedules.create, which adds the default values"
+        return f"params{place} is an expression, which only the tasks of a schedule evaluate: {remedy}"
     shown = "" if error["type"] == "missing" else f" is {printed(error['input'])}"
     return f"params{place}{shown}: {error['msg']}"
 

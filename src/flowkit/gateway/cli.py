@@ -1,8 +1,11 @@
 """`flowkit gateway`, which serves flows by JSON-RPC, and the commands below it."""
 
 import asyncio
+from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
@@ -18,7 +21,7 @@ from flowkit.cli.options import (
 from flowkit.cli.output import log_processes
 from flowkit.cli.running import run_until_stopped
 from flowkit.core.loops import run
-from flowkit.gateway import check_installed
+from flowkit.gateway import DEFAULT_MYCELIUM_URL, check_installed
 
 if TYPE_CHECKING:
     from flowkit.gateway.client import GatewayClient
@@ -32,9 +35,57 @@ gateway = typer.Typer(
     no_args_is_help=False,
 )
 
-Mycelium = Annotated[
-    str, typer.Option(envvar="MYCELIUM_URL", help="API of the Mycelium node, for supervisors behind it.")
+
+def _check_ip(given: str | None) -> str | None:
+    try:
+        return None if given is None else str(ip_address(given))
+    except ValueError:
+        raise typer.BadParameter(f"{given!r} is no IP address; --mycelium-url takes host names") from None
+
+
+MyceliumUrl = Annotated[
+    str,
+    typer.Option(
+        "--mycelium-url", envvar="MYCELIUM_URL", help="API of the Mycelium node, for supervisors behind it."
+    ),
 ]
+MyceliumIp = Annotated[
+    str | None,
+    typer.Option(
+        "--mycelium-ip",
+        callback=_check_ip,
+        help="IP address of that API, instead of --mycelium-url.  [default: 127.0.0.1]",
+    ),
+]
+MyceliumPort = Annotated[
+    int | None,
+    typer.Option(
+        "--mycelium-port",
+        min=1,
+        max=65_535,
+        help="Port of that API, instead of --mycelium-url.  [default: 8990]",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Mycelium:
+    """Where the API of the Mycelium node is. A group of options."""
+
+    mycelium_url: MyceliumUrl = DEFAULT_MYCELIUM_URL
+    mycelium_ip: MyceliumIp = None
+    mycelium_port: MyceliumPort = None
+
+    @property
+    def url(self) -> str:
+        """The address of the API. IP address and port, which earlier systems take, count before the URL."""
+        if self.mycelium_ip is None and self.mycelium_port is None:
+            return self.mycelium_url
+        default = urlsplit(DEFAULT_MYCELIUM_URL)
+        host = self.mycelium_ip or default.hostname or ""
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.mycelium_port or default.port}"
+
+
 SupervisorNetworks = Annotated[
     str,
     typer.Option(
@@ -67,9 +118,9 @@ def serve(
         bool, typer.Option("--jobs/--no-jobs", help="Whether this process dispatches jobs, too.")
     ] = True,
     concurrency: Concurrency = 200,
-    mycelium_url: Mycelium = "http://127.0.0.1:8990",
     supervisor_networks: SupervisorNetworks = "private,public",
     *,
+    mycelium: Mycelium,
     where: Where,
     reports: HealthOptions,
     verbose: Verbose = False,
@@ -88,7 +139,7 @@ def serve(
     )
     _run(
         where,
-        {**given, "addresses": addresses, "concurrency": concurrency, "mycelium_url": mycelium_url},
+        {**given, "addresses": addresses, "concurrency": concurrency, "mycelium_url": mycelium.url},
         supervisor_networks,
         summary + (", and dispatches jobs" if jobs else ""),
         reports,
@@ -100,9 +151,9 @@ def serve(
 @with_options
 def run_jobs(
     concurrency: Concurrency = 200,
-    mycelium_url: Mycelium = "http://127.0.0.1:8990",
     supervisor_networks: SupervisorNetworks = "private,public",
     *,
+    mycelium: Mycelium,
     where: Where,
     reports: HealthOptions,
     verbose: Verbose = False,
@@ -110,7 +161,7 @@ def run_jobs(
     """Only dispatch jobs, beside gateways that run with --no-jobs."""
     _run(
         where,
-        {"concurrency": concurrency, "mycelium_url": mycelium_url},
+        {"concurrency": concurrency, "mycelium_url": mycelium.url},
         supervisor_networks,
         "gateway dispatches jobs",
         reports,

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import hashlib
 import logging
 import secrets as random
 import time
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Self
-from urllib.parse import quote
 
 import aiohttp
 from cachetools import FIFOCache, TTLCache
 from pydantic import BaseModel, ConfigDict
 from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
+from flowkit.core.instruments import FAILED_DELIVERIES
+from flowkit.gateway import DEFAULT_MYCELIUM_URL
 from flowkit.gateway.http_client import DEFAULT_ALLOWED, AllowedNetworks, guarded_connector, open_session
 from flowkit.gateway.transports import (
     SYNC_SEC,
@@ -30,10 +31,12 @@ from flowkit.gateway.transports import (
     MyceliumTransport,
     ReplyTimeout,
     SupervisorError,
+    SupervisorNotAllowed,
     Transport,
     Unreachable,
 )
-from flowkit.text import truncate
+from flowkit.masks import hide
+from flowkit.validation.json_keys import load_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -43,11 +46,9 @@ if TYPE_CHECKING:
 
     from flowkit.gateway.destinations import Destination
 
-DEFAULT_MYCELIUM_URL: Final = "http://127.0.0.1:8990"
 _UNKNOWN_METHOD: Final = -32601
 _REMEMBERED: Final = 10_000
 _FAMILY_SEC: Final = 600.0
-_LATE_CHARS: Final = 10_000
 _DELIVERIES: Final = 3
 """How often a job is delivered again to a supervisor that no longer knows it."""
 
@@ -108,6 +109,17 @@ class Names:
     logs: str
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LateReply:
+    """What is kept of a reply that came too late, or twice."""
+
+    status: str
+    """`result`, `error` or `malformed`."""
+    bytes: int
+    sha256: str
+    """The digest of the reply, by which it can be compared with the log of the supervisor."""
+
+
 FAMILIES: Final = (
     Names(create="jobs.create", start="job.start", status="job.status", result="job.result", logs="job.logs"),
     Names(create="create_job", start="start_job", status="get_job", result="get_job", logs="get_job_logs"),
@@ -154,10 +166,14 @@ class RemoteSupervisors:
         self._families: TTLCache[Destination, Sequence[Names]] = TTLCache(_REMEMBERED, _FAMILY_SEC)
         self._jobs: FIFOCache[str, tuple[str, Sequence[str]]] = FIFOCache(_REMEMBERED)
         """The jobs of the latest requests, by id of the request, and the secrets that replies may repeat."""
-        self.on_late: Callable[[str, str], Awaitable[None]] | None = None
-        """Called with the id of a job and a reply that came too late, or twice."""
+        self.on_late: Callable[[str, LateReply], Awaitable[None]] | None = None
+        """Called with the id of a job and what is kept of a reply that came too late, or twice."""
 
     async def __aenter__(self) -> Self:
+        for kind in (Unreachable, ReplyTimeout, SupervisorNotAllowed, BadReply):
+            FAILED_DELIVERIES.add(
+                kind.code, amount=0
+            )  # So that Prometheus sees the first one as an increase.
         to_node = open_session(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60))
         self._transports = {
             "http": HttpTransport(open_session(connector=guarded_connector(self._networks))),
@@ -194,6 +210,7 @@ class RemoteSupervisors:
             else:
                 outcome = await work.create_and_poll(self._slow_sec, self._poll_sec)
         except SupervisorError as error:
+            FAILED_DELIVERIES.add(error.code)
             raise type(error)(mask(str(error), secrets)) from None
         return JobOutcome(
             success=outcome.success,
@@ -248,29 +265,28 @@ class RemoteSupervisors:
         """Note which names a supervisor uses, for some minutes."""
         self._families[to] = () if names is None else (names,)
 
-    async def _late(self, request_id: str, reply: str) -> None:
+    async def _late(self, request_id: str, reply: bytes) -> None:
         if request_id not in self._jobs:
             _logger.warning("a reply to no request of the latest %d was dropped", _REMEMBERED)
             return
-        job_id, secrets = self._jobs[request_id]
+        job_id, _ = self._jobs[request_id]
         if self.on_late is not None and job_id:
-            await self.on_late(job_id, truncate(mask(reply, secrets), _LATE_CHARS))
+            await self.on_late(job_id, describe_late(reply))
+
+
+def describe_late(reply: bytes) -> LateReply:
+    """Return what is kept of a reply that came too late. It is not applied, and its text may contain any secret."""
+    status = "malformed"
+    with contextlib.suppress(ValueError):
+        found = load_json(reply, strict=True)
+        if isinstance(found, dict) and ("result" in found or "error" in found):
+            status = "error" if found.get("error") is not None else "result"
+    return LateReply(status=status, bytes=len(reply), sha256=hashlib.sha256(reply).hexdigest())
 
 
 def mask(text: str, secrets: Sequence[str]) -> str:
-    """Return a text without secrets that a supervisor may have repeated, as they are or inside of JSON,
-    `repr` or URLs.
-    """
-    for secret in filter(None, secrets):
-        spellings = {
-            secret,
-            json.dumps(secret)[1:-1],
-            repr(secret)[1:-1],
-            quote(secret, safe="", errors="replace"),
-        }
-        for each in sorted(spellings, key=len, reverse=True):
-            text = text.replace(each, "***")
-    return text
+    """Return a text without secrets that a supervisor may have repeated, in the spellings of `flowkit.masks`."""
+    return hide(text, secrets, shortest=1)
 
 
 def _read_reply(response: Any, request_id: str, to: Destination) -> Reply:

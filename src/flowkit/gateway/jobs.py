@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from flowkit.core.utils import Fields
-    from flowkit.gateway.delivery import JobOutcome, RemoteSupervisors
+    from flowkit.gateway.delivery import JobOutcome, LateReply, RemoteSupervisors
     from flowkit.gateway.destinations import Destination
     from flowkit.gateway.secret_box import SecretBox
     from flowkit.gateway.store import FlowStore
@@ -366,7 +366,7 @@ class JobHandler(RoleHandler):
             await self._fail(dispatch, JobFailed(error.code, str(error)))
             raise
         except asyncio.CancelledError:
-            if ctx.cancelled():
+            if ctx.cancel_requested:
                 await asyncio.shield(self._stop(dispatch))
             raise
 
@@ -421,14 +421,14 @@ class JobHandler(RoleHandler):
     def _remember(self, dispatch: Dispatching) -> None:
         self._dispatched[dispatch.transport_id] = dispatch.id
 
-    async def late_reply(self, transport_id: str, reply: str) -> None:
-        """Keep a reply that came too late, for people. It changes nothing."""
+    async def late_reply(self, transport_id: str, reply: LateReply) -> None:
+        """Note a reply that came too late, for people. It changes nothing."""
         dispatch_id = self._dispatched.get(transport_id)
         _logger.warning("a reply for job %s came too late, or twice; it is not applied", transport_id)
         if dispatch_id is None:
             return
         try:
-            await self._store.add_late_reply(dispatch_id, truncate(reply, _ERROR_CHARS), time.time())
+            await self._store.add_late_reply(dispatch_id, reply, time.time())
         except FlowKitError as error:  # the other replies that the caller reads are worth more than this one
             _logger.warning("the late reply for job %s is not stored: %s", transport_id, error)
 

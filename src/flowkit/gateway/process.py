@@ -11,7 +11,8 @@ from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.background import Health
 from flowkit.client import TaskClient
 from flowkit.core.version import __version__
-from flowkit.gateway.delivery import DEFAULT_MYCELIUM_URL, RemoteSupervisors
+from flowkit.gateway import DEFAULT_MYCELIUM_URL
+from flowkit.gateway.delivery import RemoteSupervisors
 from flowkit.gateway.flows import ROLE
 from flowkit.gateway.http_client import DEFAULT_ALLOWED, AllowedNetworks
 from flowkit.gateway.jobs import CONCURRENCY, JobHandler

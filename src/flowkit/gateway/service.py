@@ -16,7 +16,7 @@ from flowkit import reason_codes
 from flowkit.actions.records import CHANGE_GRAPH, SATISFY
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.connection import TemporalUnavailable
-from flowkit.core.utils import Fields, dumps
+from flowkit.core.utils import Fields, dumps, same_json
 from flowkit.errors import (
     ActionRejected,
     ActionUnanswered,
@@ -1069,7 +1069,7 @@ def _new_nodes(flow: Mapping[str, Any], added: Sequence[FlowNode]) -> list[FlowN
 def _differences(known: FlowNode, given: FlowNode) -> list[str]:
     """Return the names of the fields in which two nodes of a job differ."""
     before, after = _dump(known), _dump(given)
-    return [name for name, value in after.items() if before[name] != value]
+    return [name for name, value in after.items() if not same_json(before[name], value)]
 
 
 def _not_found(name: str, **ids: int) -> NotFound:
@@ -1091,7 +1091,7 @@ def _in(params: models.ContextPage) -> Fields:
 
 
 def _dump(node: FlowNode) -> Fields:
-    return node.model_dump(exclude={"node_status"})
+    return node.model_dump(mode="json", exclude={"node_status"})
 
 
 # --- results ----------------------------------------------------------------------------------------------------

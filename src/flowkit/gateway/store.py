@@ -6,7 +6,7 @@ An entity has its ids as `_id`: that of a flow is `3:40` in context 3, and that 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pymongo import ASCENDING, DESCENDING, ReturnDocument
@@ -25,6 +25,8 @@ from flowkit.models import TaskStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+
+    from flowkit.gateway.delivery import LateReply
 
 
 ACTORS: Final = "flow_actors"
@@ -340,9 +342,9 @@ class FlowStore:
         )
 
     @translate_errors
-    async def add_late_reply(self, dispatch_id: str, reply: str, now: float) -> None:
-        """Keep a reply that came too late with the record of its dispatch."""
-        late = {"$each": [{"at": now, "reply": reply}], "$slice": -_MAX_LATE}
+    async def add_late_reply(self, dispatch_id: str, reply: LateReply, now: float) -> None:
+        """Note a reply that came too late with the record of its dispatch."""
+        late = {"$each": [{"at": now, **asdict(reply)}], "$slice": -_MAX_LATE}
         await self._db[MESSAGES].update_one(
             {"_id": dispatch_id}, {"$push": {"late": late}, "$inc": {"late_replies": 1}}
         )

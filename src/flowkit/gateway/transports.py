@@ -190,7 +190,7 @@ class MyceliumTransport:
         session: aiohttp.ClientSession,
         url: str,
         process: str,
-        on_late: Callable[[str, str], Coroutine[Any, Any, None]],
+        on_late: Callable[[str, bytes], Coroutine[Any, Any, None]],
     ) -> None:
         """Prepare the calls. The ids of all requests of this process, and of no other, end with `process`.
 
@@ -367,7 +367,7 @@ class MyceliumTransport:
         if pending is not None and not pending.done():
             pending.set_result(reply)
         elif len(self._late) < _LATE_AT_ONCE:  # storing one may be slow, and the other replies do not wait
-            late = asyncio.create_task(self._on_late(request_id, reply.decode(errors="replace")))
+            late = asyncio.create_task(self._on_late(request_id, reply))
             self._late.add(late)
             late.add_done_callback(self._late.discard)
         else:

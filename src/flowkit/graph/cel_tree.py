@@ -88,7 +88,7 @@ def read_tree(serialized: bytes, roots: frozenset[str], date: str) -> Tree:
     """Return the accesses to the variables `roots` in a serialized expression, in the order of the text, and the time
     zones in calls of the function `date`.
     """
-    checked = _CLASSES["CheckedExpr"]()
+    checked = _CLASSES[f"{_PACKAGE}.CheckedExpr"]()
     checked.ParseFromString(Wrapped.FromString(serialized).value)
     reader = _TreeReader(roots, date, {entry.key: entry.value for entry in checked.source_info.positions})
     accesses = sorted(reader.read(checked.expr), key=lambda access: access.position)
@@ -176,7 +176,7 @@ def _list_operands(expr: Any) -> Iterator[Any]:
 
 
 def _build_classes() -> dict[str, Any]:
-    """Return the class of each message in `_MESSAGES`."""
+    """Return the class of each message of the file, by its full name."""
     file = descriptor_pb2.FileDescriptorProto(name="flowkit/cel.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
@@ -184,10 +184,7 @@ def _build_classes() -> dict[str, Any]:
             _add_field(message, field, number, kind)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-        for name in _MESSAGES
-    }
+    return message_factory.GetMessageClassesForFiles([file.name], pool)
 
 
 def _add_field(message: Any, name: str, number: int, kind: str) -> None:
@@ -204,7 +201,7 @@ def _add_field(message: Any, name: str, number: int, kind: str) -> None:
 
 
 _CLASSES = _build_classes()
-"""The class of each message, for as long as the process runs.
+"""All classes of the file, for as long as the process runs: no message that a tree contains has another one.
 
 protobuf itself holds such a class only weakly: once no message of it exists, the garbage collector removes it, and a
 thread that then reads a message of that class can crash the process.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from graphlib import TopologicalSorter
 from itertools import chain, islice
@@ -18,19 +19,18 @@ from typing import TYPE_CHECKING, Any
 from flowkit.errors import BadCondition, ConditionsTooLarge
 from flowkit.graph import cel
 from flowkit.graph.cel import VARS
-from flowkit.graph.expressions import find_expressions, hide, list_forms, may_hold_expressions
+from flowkit.graph.expressions import find_expressions, may_hold_expressions
 from flowkit.graph.field_checks import encode_json, when_problem
 from flowkit.limits import CONDITIONS_BYTES
-from flowkit.text import HIDDEN, add_caret, printable, printed, suggestion, truncate
+from flowkit.masks import HIDDEN, SECRET_TEXT, UNKNOWN_VALUES, hide, is_secret_name, values_at
+from flowkit.text import add_caret, printable, printed, suggestion, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from flowkit.graph.cel import Expression
     from flowkit.graph.cel_tree import Access
     from flowkit.models import Graph, Node
-
-    Secret = Callable[[str, Any], bool]
 
 
 STATUS, ERROR_CODE, STATS = "status", "error_code", "stats"
@@ -239,26 +239,82 @@ def to_json_types(value: Any) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
+@dataclass(frozen=True, slots=True)
+class SecretRule:
+    """Which of the values that expressions read are secrets: by their names, by the schema of the params, or by their
+    look.
+    """
+
+    detect: Callable[[str, Any], bool]
+    """Decides by path and value about variables, and about params without a schema."""
+    secret_params: Sequence[Sequence[str | int]] | None = None
+    """Where the schema of the params says that they are secret; None without a schema."""
+
+    @property
+    def knows_params(self) -> bool:
+        """Whether params have a schema. Without one, each of their values may be a secret."""
+        return self.secret_params is not None
+
+    def find(self, value: Any, path: tuple[str, ...] = ()) -> Iterator[Any]:
+        """Yield the secrets below `path`. A list can be one as a whole, and so can its items."""
+        if self._is_marked(path):
+            yield value
+        elif isinstance(value, Mapping):
+            for key, each in value.items():
+                yield from self.find(each, (*path, key))
+        elif self._is_secret(value, path):
+            yield value
+        elif isinstance(value, list):
+            for place, each in enumerate(value):
+                yield from self.find(each, (*path, str(place)) if self._has_marks(path) else path)
+
+    def holds(self, values: Mapping[str, Any], accesses: Iterable[Access]) -> bool:
+        """Return whether an expression that reads these parts of the values may give a secret."""
+        return not self.knows_params or any(
+            True
+            for access in accesses
+            for value in values_at(values, [(access.root, *access.path)])
+            for _ in self.find(value, (access.root, *access.path))
+        )
+
+    def _is_marked(self, path: tuple[str, ...]) -> bool:
+        marks = self.secret_params or ()
+        return path[:1] == (cel.PARAMS,) and any(
+            [*map(str, mark)] == [*path[1 : 1 + len(mark)]] for mark in marks
+        )
+
+    def _has_marks(self, path: tuple[str, ...]) -> bool:
+        return bool(self.secret_params) and path[:1] == (cel.PARAMS,)
+
+    def _is_secret(self, value: Any, path: tuple[str, ...]) -> bool:
+        if value in (None, ""):
+            return False
+        if any(map(is_secret_name, path[1:])):
+            return True
+        if path[:1] == (cel.PARAMS,) and self.knows_params:
+            return isinstance(value, str) and SECRET_TEXT.search(value) is not None
+        name = ".".join(path)
+        return self.detect(f"coordinator.{name}" if path[:1] == (VARS,) else name, value)
+
+
 def explain_failure(
     error: str,
     text: str,
     accesses: Iterable[Access],
     values: Mapping[str, Any],
-    is_secret: Secret,
+    rule: SecretRule,
 ) -> str:
     """Return the message of a condition that cannot be evaluated: the error, the expression and its values.
 
-    `is_secret` decides by path and value which values the message hides.
+    `rule` decides which values the message hides.
     """
     paths = dict.fromkeys((access.root, *access.path) for access in accesses)
-    shown = [_format_value(values, path, is_secret) for path in paths]
+    shown = [_format_value(values, path, rule) for path in paths]
     more = [f"and {len(shown) - _SHOWN_VALUES} more"] if len(shown) > _SHOWN_VALUES else []
     read = f"; it reads {', '.join([*shown[:_SHOWN_VALUES], *more])}" if shown else ""
     missing = next((path for path in _find_missing(values, paths) if f'map: "{path[-1]}"' in error), None)
     check = f"; {_suggest_check(missing)}" if missing else ""
-    hidden = {form for secret in _find_secrets(values, (), is_secret) for form in list_forms(secret)}
-    for form in sorted(hidden, key=len, reverse=True):
-        error = error.replace(form, HIDDEN)
+    error = hide(error, [*rule.find(values)], shortest=1)
     return (
         f"{truncate(printable(error), _SHOWN_TEXT_CHARS)}, in the condition "
         f"{printable(truncate(text, _SHOWN_TEXT_CHARS))}{read}{check}"
@@ -266,16 +322,20 @@ def explain_failure(
 
 
 def explain_value_failure(
-    error: str, text: str, accesses: Iterable[Access], values: Mapping[str, Any]
+    error: str, text: str, accesses: Iterable[Access], values: Mapping[str, Any], rule: SecretRule
 ) -> str:
-    """Return the message of a value by expression that cannot be evaluated, without any value that it reads."""
+    """Return the message of a value by expression that cannot be evaluated, without secrets that it reads.
+
+    `rule` decides which values are secrets. All of them may be if the params have no schema.
+    """
     paths = dict.fromkeys((access.root, *access.path) for access in accesses)
     found = _find_missing(values, paths)
     missing = next((path for path in found if f'map: "{path[-1]}"' in error), None)
     check = f"; {_format_path(missing)} is not set" if missing else ""
-    error = error if missing else hide(error, values)
+    masked = error if missing else hide(error, [*rule.find(values)] if rule.knows_params else values)
+    why = f" ({UNKNOWN_VALUES})" if masked != error and not rule.knows_params else ""
     shown = printable(truncate(text, _SHOWN_TEXT_CHARS))
-    return f"{truncate(printable(error), _SHOWN_TEXT_CHARS)}, in the expression {shown}{check}"
+    return f"{truncate(printable(masked), _SHOWN_TEXT_CHARS)}, in the expression {shown}{check}{why}"
 
 
 def _suggest_check(missing: tuple[str, ...]) -> str:
@@ -298,14 +358,14 @@ def _find_missing(values: Mapping[str, Any], paths: Iterable[tuple[str, ...]]) -
                 break
 
 
-def _format_value(values: Mapping[str, Any], path: tuple[str, ...], is_secret: Secret) -> str:
+def _format_value(values: Mapping[str, Any], path: tuple[str, ...], rule: SecretRule) -> str:
     """Return a part of the values with its name, or which part of its path is missing."""
     if missing := next(_find_missing(values, [path]), None):
         return f"{_format_path(missing)} (not set)"
     value: Any = values
     for key in path:
         value = value[key]
-    if any(True for _ in _find_secrets(value, path, is_secret)):
+    if any(True for _ in rule.find(value, path)):
         return f"{_format_path(path)} = {HIDDEN}"
     text = printable(json.dumps(value, ensure_ascii=False))
     return f"{_format_path(path)} = {truncate(text, _SHOWN_CHARS)}"
@@ -317,22 +377,3 @@ def _format_path(path: tuple[str, ...]) -> str:
         f".{key}" if key.isidentifier() else f"[{json.dumps(key, ensure_ascii=False)}]" for key in path[1:]
     ]
     return printable(path[0] + "".join(keys))
-
-
-def _find_secrets(value: Any, path: tuple[str, ...], is_secret: Secret) -> Iterator[Any]:
-    """Yield the values below `path` that look like secrets. A list can be one as a whole, and so can its items."""
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            yield from _find_secrets(each, (*path, key), is_secret)
-    elif _is_secret(value, path, is_secret):
-        yield value
-    elif isinstance(value, list):
-        for each in value:
-            yield from _find_secrets(each, path, is_secret)
-
-
-def _is_secret(value: Any, path: tuple[str, ...], is_secret: Secret) -> bool:
-    name = ".".join(path)
-    return value not in (None, "") and is_secret(
-        f"coordinator.{name}" if path[:1] == (VARS,) else name, value
-    )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flowkit.graph.expressions import is_expression
 from flowkit.graph.input_adapters import RECHUNK
 from flowkit.models import ENGINE_TYPES
+from flowkit.models.metas import VALUE
 from flowkit.text import count_of, printable, printed, shorten
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 CONVERTS = "x-flowkit-converts"
 """Keyword of a schema whose values may have another form than it says, because code of the user converts them."""
-
-VALUE = "value"
-"""The field in which FlowKit stores an output that is no object."""
 
 _ANY: Schema = {CONVERTS: True}
 _DEPTH = 20
@@ -187,6 +185,15 @@ def mismatches(output_schema: Schema, input_schema: Schema) -> list[str]:
     An output that is no object is stored as the field `value`, and an input that is no object gets that field.
     """
     return [str(each) for each in _Comparison(output_schema, input_schema).batches()]
+
+
+def takes_objects(input_schema: Schema) -> bool:
+    """Return whether an object may fit an input."""
+    forms = _Parts(input_schema).alternatives(input_schema)
+    return any(
+        not _types(form) or any(_accepts("object", {}, wanted, form) for wanted in _types(form))
+        for form in forms
+    )
 
 
 def type_name(schema: Schema) -> str:

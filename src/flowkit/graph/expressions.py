@@ -7,16 +7,15 @@ stores the values; the executor of an attempt puts them in.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from flowkit import limits
 from flowkit.errors import BadExpression
-from flowkit.text import HIDDEN, printed
+from flowkit.text import printed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator, Mapping
 
     from flowkit.models import NodeIO
 
@@ -33,7 +32,6 @@ MAP_OVER = "map.over"
 """The path of the expression that gives the items of a node."""
 
 _ENCODED_KEY = b'"$cel"'
-_SHORTEST = 3
 
 Found = tuple[str, str]
 """The path of an expression in a node, and its text."""
@@ -115,37 +113,6 @@ def with_values(io: NodeIO, values: Mapping[str, Any]) -> NodeIO:
         input_inline=fill(io.input_inline, values),
         fn_args=fill(io.fn_args, values),
     )
-
-
-def hide(text: str, values: Any) -> str:
-    """Return a text for people without these values. Values of up to three characters stay: most words contain them."""
-    return hide_forms(text, long_forms(values))
-
-
-def long_forms(values: Any) -> list[str]:
-    """Return the forms of values that `hide` hides, longest first."""
-    forms = {form for form in list_forms(values) if len(form) > _SHORTEST}
-    return sorted(forms, key=len, reverse=True)
-
-
-def hide_forms(text: str, forms: Iterable[str]) -> str:
-    """Return a text without these forms of values."""
-    for form in forms:
-        text = text.replace(form, HIDDEN)
-    return text
-
-
-def list_forms(secret: Any) -> Iterator[str]:
-    """Yield the forms in which an error can contain a value or a part of it."""
-    if isinstance(secret, Mapping):
-        secret = list(secret.values())
-    if isinstance(secret, list):
-        for each in secret:
-            yield from list_forms(each)
-    elif isinstance(secret, str):
-        yield from {secret, json.dumps(secret, ensure_ascii=False)[1:-1]} - {""}
-    elif not isinstance(secret, bool) and secret is not None:
-        yield str(secret)
 
 
 def fill(value: Any, values: Mapping[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from flowkit.graph.expressions import Found, fill, find
 from flowkit.text import add_caret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 _NOMINAL_END = re.compile(r"-(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)\Z", re.ASCII)
 
@@ -94,17 +94,6 @@ def evaluate_params(params: dict[str, Any], scheduled_at: str) -> dict[str, Any]
         raise GraphError([f"params of a schedule: {error}"]) from None
     filled: dict[str, Any] = fill(params, found)
     return filled
-
-
-def dump_with_expressions(
-    dump: Callable[[dict[str, Any]], dict[str, Any]], params: dict[str, Any]
-) -> dict[str, Any]:
-    """Return what `dump` makes of the params of a schedule: it checks them with values in place of expressions.
-
-    Params with expressions stay as they are. Raise GraphError as `evaluate_params` and `dump` do.
-    """
-    dumped = dump(evaluate_params(params, format_nominal(datetime.now(UTC).replace(microsecond=0))))
-    return {**dumped, **{key: value for key, value in params.items() if any(find(value, ""))}}
 
 
 def _problem(expression: Found) -> str | None:

@@ -20,7 +20,7 @@ from flowkit.graph.validation import parse_graph, raise_if, shards_of
 from flowkit.limits import EXTERNAL_NODES, ID_CHARS, NODE_STATE_BYTES, TASK_DOCUMENT_BYTES
 from flowkit.models import RUNTIME_KEYS, VersionPolicy
 from flowkit.text import clean, did_you_mean, printed, shorten, truncate
-from flowkit.validation.json_keys import EqualKeys, to_json_types
+from flowkit.validation.json_keys import TOO_DEEP, EqualKeys, is_too_deep, to_json_types
 from flowkit.validation.storable import storage_problems, stored_bytes
 from flowkit.validation.values import is_task_id
 
@@ -139,7 +139,7 @@ def convert_to_json(name: str, value: Any) -> Any:
     except EqualKeys as error:
         raise GraphError([f"{name}: {error}"]) from None
     except (PydanticSerializationError, ValueError, RecursionError) as error:
-        text = shorten(clean(str(error)), _REASON_CHARS)
+        text = TOO_DEEP if is_too_deep(error) else shorten(clean(str(error)), _REASON_CHARS)
         raise GraphError([f"{name} cannot be written as JSON: {text}"]) from None
 
 

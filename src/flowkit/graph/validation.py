@@ -22,6 +22,7 @@ from flowkit.graph.routes import ON_FAILURE, find_routers, list_targets, resolve
 from flowkit.graph.streams import max_ahead_warnings, read_start_when, resolve_streams
 from flowkit.models import (
     ALL_DONE,
+    APPROVAL,
     COORDINATOR_FN,
     DEFAULT_HOLD_SEC,
     ENGINE_NODES,
@@ -115,6 +116,7 @@ def _normalize(graph: dict[str, Any], wiring: _Wiring) -> Iterator[Graph | None]
             *streams.warnings,
             *max_ahead_warnings(tuple(nodes)),
             *_hold_warnings(graph),
+            *_deadline_warnings(graph),
         ),
         deadline_sec=graph.get("deadline_sec"),
         hold_sec=graph.get("hold_sec") or DEFAULT_HOLD_SEC,
@@ -149,6 +151,19 @@ def _hold_warnings(graph: dict[str, Any]) -> Iterator[str]:
         elif raw.get("hold_sec") is not None and _resolve_hold(raw, graph) is None:
             why = _why_never_held(raw) or "its failure is not held; set 'hold_on_failure' to true"
             yield f"{where}: hold_sec has no effect, because {why}"
+
+
+def _deadline_warnings(graph: dict[str, Any]) -> Iterator[str]:
+    """Yield a warning for each node whose deadline never comes, because the task has a shorter one."""
+    most = graph.get("deadline_sec")
+    for raw in graph["nodes"] if most is not None else ():
+        own = raw.get("deadline_sec")
+        if own is not None and own >= most:
+            default = ", and the default of the approval is never chosen" if raw["type"] == APPROVAL else ""
+            yield (
+                f"node {raw['node_id']!r}: deadline_sec ({own:g} s) has no effect, because the deadline of the task "
+                f"({most:g} s) ends it before{default}"
+            )
 
 
 def raise_if(problems: list[str]) -> None:

@@ -38,6 +38,11 @@ def folder_lock(lock_file: Path, cancelled: threading.Event | None = None) -> It
         os.close(descriptor)
 
 
+def hold_lock(lock_file: Path) -> None:
+    """Wait until the lock of `lock_file` is free, and hold it until this process exits."""
+    fcntl.flock(os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644), fcntl.LOCK_EX)
+
+
 def try_lock(lock_file: Path) -> int | None:
     """Lock `lock_file` and return its descriptor, for the caller to close; None if it is already locked."""
     descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o644)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +16,7 @@ from contextlib import ExitStack, suppress
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Self
 
-from flowkit.core.ready_line import find_summary
+from flowkit.core.ready_line import LOADED_LINE, find_summary
 from flowkit.local.container import ContainerImage, container_name, find_engine, output_of
 from flowkit.local.data_folder import folder_lock, make_folder, open_private
 from flowkit.local.errors import (
@@ -41,6 +40,8 @@ if TYPE_CHECKING:
 START_TIMEOUT_SECONDS = 60.0
 POLL_INTERVAL_SECONDS = 0.02
 MAX_LOG_BYTES = 1 << 18
+_ERROR = "flowkit: "
+"""The beginning of the line with which a command reports its error."""
 MIN_FREE_BYTES = 1 << 20
 """With less free space, a startup failure is reported as a full disk: the server could not log the cause."""
 
@@ -114,11 +115,7 @@ class ServerProcess(ABC):
         with folder_lock(self.folder / f"{self.name}.lock", self._start_cancelled) as lock:
             self._check_ports()
             self._guard = self._launch(self.command(), lock)
-            try:
-                self._wait_until_ready(self._guard)
-            except BaseException:
-                self._terminate(force=True)
-                raise
+            self._become_ready(self._guard)
 
     def stop(self) -> None:
         """Stop the server with SIGTERM, or SIGKILL after 15 seconds; return when it has exited."""
@@ -157,12 +154,20 @@ class ServerProcess(ABC):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def _become_ready(self, guard: subprocess.Popen[bytes]) -> None:
+        """Wait until the server is ready. Stop it if it does not become so."""
+        try:
+            self._wait_until_ready(guard)
+        except BaseException:
+            self._terminate(force=True)
+            raise
+
     def _check_ports(self) -> None:
         for port in self._ports:
             if not is_free(port):
                 raise PortInUse(name=self.name, port=port)
 
-    def _launch(self, command: list[str], lock: int) -> subprocess.Popen[bytes]:
+    def _launch(self, command: list[str], *locks: int) -> subprocess.Popen[bytes]:
         self.exit_code = None
         with translate_write_errors(self.folder, what=f"{self.name} cannot start"):
             log = os.fdopen(open_private(str(self.log), os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab")
@@ -178,7 +183,7 @@ class ServerProcess(ABC):
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 umask=self.umask,
-                pass_fds=[lock],
+                pass_fds=locks,
             )
 
     def _wait_until_ready(self, guard: subprocess.Popen[bytes]) -> None:
@@ -203,14 +208,18 @@ class ServerProcess(ABC):
     def _terminate(self, *, force: bool = False) -> None:
         """Close the pipe, so that the guard stops its server, and wait for both to exit."""
         guard, self._guard = self._guard, None
-        if guard is None:
-            return
-        pipe = _stdin_of(guard)
-        if force:
-            with suppress(BrokenPipeError):
-                pipe.write(b"k")
-        pipe.close()
-        self.exit_code = guard.wait()
+        if guard is not None:
+            self.exit_code = _end(guard, force=force)
+
+
+def _end(guard: subprocess.Popen[bytes], *, force: bool) -> int:
+    """Let a guard stop its server, and return the exit code of both."""
+    pipe = _stdin_of(guard)
+    if force:
+        with suppress(BrokenPipeError):
+            pipe.write(b"k")
+    pipe.close()
+    return guard.wait()
 
 
 def _stdin_of(guard: subprocess.Popen[bytes]) -> IO[bytes]:
@@ -330,6 +339,10 @@ class FlowkitProcess(ServerProcess):
         """Where it serves its health and its metrics; None if it does not."""
         self.summary = ""
         """What the process reports that it runs, from its ready line; empty until it is ready."""
+        self._successor: subprocess.Popen[bytes] | None = None
+        """A process that has loaded its code, and starts when this one has exited."""
+        self._successor_log = 0
+        """Where its part of the log begins."""
         super().__init__(folder)
 
     @classmethod
@@ -341,29 +354,57 @@ class FlowkitProcess(ServerProcess):
         # -P keeps modules in the current folder from replacing modules of Python.
         return [sys.executable, "-P", "-m", "flowkit", *self._arguments]
 
-    def check(self) -> str:
-        """Load the handlers, functions and settings in a process of its own. Return its error; empty if there is none.
+    def prepare(self) -> str:
+        """Start a process beside this one that loads handlers, functions and settings, which `start` then starts.
 
-        Only engines and workers can be checked.
+        Return why it cannot load them; empty if it can. This process keeps running. Only engines and workers can be
+        prepared.
         """
-        with subprocess.Popen(
-            [*self.command(), "--check"],
-            env={**os.environ, **self.environment()},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        ) as checking:
-            try:
-                printed, _ = checking.communicate(timeout=START_TIMEOUT_SECONDS)
-            except subprocess.TimeoutExpired:
+        self.discard()
+        kept, code = self._log_start, self.exit_code
+        lock = str(self.folder / f"{self.name}.lock")
+        guard = self._launch([*self.command(), "--after", lock])
+        problem = self._wait_until_loaded(guard)
+        if problem:
+            _end(guard, force=True)
+        else:
+            self._successor = guard
+        self._successor_log, self._log_start, self.exit_code = self._log_start, kept, code
+        return problem
+
+    def _wait_until_loaded(self, guard: subprocess.Popen[bytes]) -> str:
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        while LOADED_LINE not in self.read_log().splitlines():
+            with suppress(subprocess.TimeoutExpired):
+                code = guard.wait(POLL_INTERVAL_SECONDS)
+                lines = self.read_log().strip().splitlines()
+                return next(
+                    (line for line in reversed(lines) if line.startswith(_ERROR)), f"exit code {code}"
+                )
+            if self._start_cancelled.is_set() or time.monotonic() > deadline:
                 return f"loading takes longer than {START_TIMEOUT_SECONDS:.0f} seconds"
-            finally:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(checking.pid, signal.SIGKILL)
-        lines = printed.strip().splitlines()
-        return (lines[-1] if lines else f"exit code {checking.returncode}") if checking.returncode else ""
+        return ""
+
+    def discard(self) -> None:
+        """Stop the process that `prepare` has started, if there is one."""
+        successor, self._successor = self._successor, None
+        if successor is not None:
+            _end(successor, force=True)
+
+    def start(self) -> None:
+        """Start the process that is prepared, or else a new one, as any server."""
+        if self._successor is None or self.running:
+            super().start()
+            return
+        self._terminate()
+        self._guard, self._successor = self._successor, None
+        self._log_start, self.exit_code = self._successor_log, None
+        self._become_ready(self._guard)
+
+    def kill(self) -> None:
+        """Stop the process with SIGKILL, and one that is prepared."""
+        self.discard()
+        super().kill()
 
     def environment(self) -> Mapping[str, str]:
         """Return the given variables; output is unbuffered, so that each log line appears at once."""

@@ -175,7 +175,11 @@ NAMESPACE = "default"
 SQLITE_PRAGMAS = {"journal_mode": "WAL", "synchronous": "NORMAL"}
 # The server's defaults suit a cluster with many shards. On a single shard they delay each task by 45 ms,
 # sometimes by 2 s, and round timers up to a second.
+ALLOWED_HOSTS = "frontend.httpAllowedHosts"
 DYNAMIC_CONFIG: Mapping[str, object] = {
+    # The HTTP API checks no token, no Origin and no Content-Type, so any web page could start a task. No browser sends
+    # a host of this domain, which exists nowhere; FlowKit and the Web UI use gRPC.
+    ALLOWED_HOSTS: ["flowkit.invalid"],
     "history.transferProcessorMaxPollRPS": 5000,
     "history.timerProcessorMaxPollRPS": 5000,
     "history.visibilityProcessorMaxPollRPS": 5000,
@@ -209,8 +213,8 @@ class TemporalServer(LocalServer):
         self.port = port or free_port()
         self.ui_port = ui_port or free_port()
         self.dynamic_config = {**DYNAMIC_CONFIG, **(dynamic_config or {})}
-        self._http_port = http_port or free_port()
-        super().__init__(folder, self.port, self.ui_port, self._http_port)
+        self.http_port = http_port or free_port()
+        super().__init__(folder, self.port, self.ui_port, self.http_port)
 
     @property
     def address(self) -> str:
@@ -234,7 +238,7 @@ class TemporalServer(LocalServer):
     def command(self) -> list[str]:
         """Return the command for the development server, with settings for low latency."""
         program, container = self.program.install(), self.program.container
-        ports = (self.port, self.ui_port, self._http_port)
+        ports = (self.port, self.ui_port, self.http_port)
         if container is None:
             return [program, *self._arguments(HOST, ports, self.folder)]
         published = dict(zip(ports, CONTAINER_PORTS, strict=True))
@@ -255,7 +259,10 @@ class TemporalServer(LocalServer):
 
     def is_ready(self) -> bool:
         """Whether the server knows its namespace and the Web UI accepts connections."""
-        return is_listening(self.ui_port) and _responds(self._http_port, f"/api/v1/namespaces/{NAMESPACE}")
+        hosts = self.dynamic_config[ALLOWED_HOSTS]
+        assert isinstance(hosts, list)
+        path = f"/api/v1/namespaces/{NAMESPACE}"
+        return is_listening(self.ui_port) and _responds(self.http_port, hosts[0], path)
 
 
 def temporal_program(allowed: Sequence[Source]) -> Program:
@@ -287,10 +294,10 @@ def _to_download() -> Program:
     return Program(source=Source.DOWNLOAD, description=description, install=install_temporal)
 
 
-def _responds(port: int, path: str) -> bool:
+def _responds(port: int, host: str, path: str) -> bool:
     connection = http.client.HTTPConnection(HOST, port, timeout=2)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers={"Host": host})
         return connection.getresponse().status == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
         return False

@@ -3,6 +3,7 @@ kind of owner."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -31,8 +32,37 @@ class OwnerKind(StrEnum):
     """The gateway, for a run of a flow."""
 
 
-RESERVED: Final[Mapping[str, OwnerKind]] = {"flow:": OwnerKind.FLOW}
-"""By the beginning of a task id, the only kind of owner that can start a task with such an id."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reserved:
+    """Ids that only some kinds of owners can give to a task: others could compute, and take, the next ones."""
+
+    form: re.Pattern[str]
+    text: str
+    """Which ids these are, and for what."""
+    kinds: frozenset[OwnerKind] = frozenset()
+    """Who can start a task with such an id."""
+
+    def is_form_of(self, task_id: str) -> bool:
+        """Return whether an id is one of these."""
+        return self.form.match(task_id) is not None
+
+
+RESERVED: Final = (
+    Reserved(
+        form=re.compile(r"flow:"),
+        text="ids that begin with flow: are reserved for the runs of flows, which flow.start starts",
+        kinds=frozenset({OwnerKind.FLOW}),
+    ),
+    Reserved(
+        form=re.compile(r"backfill:"),
+        text="ids that begin with backfill: are reserved for the workflows of backfills",
+    ),
+    Reserved(
+        form=re.compile(r".*-\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z\Z", re.ASCII | re.DOTALL),
+        text="ids that end with a time such as -2026-11-28T02:00:00Z are reserved for the tasks of schedules",
+        kinds=frozenset({OwnerKind.SCHEDULE, OwnerKind.BACKFILL}),
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,18 +91,25 @@ def read_owner(value: object) -> Owner | None:
     return Owner(kind=known[kind], deployment=deployment, id=id) if kind in known else None
 
 
-def reserved_for(task_id: str) -> OwnerKind | None:
-    """Return the kind of owner for which a task id is reserved; None if any owner can use it."""
-    return next((kind for prefix, kind in RESERVED.items() if task_id.startswith(prefix)), None)
+def reserved_for(task_id: str) -> Reserved | None:
+    """Return what a task id is reserved for; None if any owner can use it."""
+    return next((each for each in RESERVED if each.is_form_of(task_id)), None)
 
 
 def task_owner(task_id: str, deployment: str) -> Owner:
     """Return the owner of a task that was not submitted to the admission queue."""
-    return Owner(kind=reserved_for(task_id) or OwnerKind.TASK, deployment=deployment, id=task_id)
+    kind = OwnerKind.FLOW if is_flow_run(task_id) else OwnerKind.TASK
+    return Owner(kind=kind, deployment=deployment, id=task_id)
+
+
+def is_flow_run(task_id: str) -> bool:
+    """Return whether a task id is that of the run of a flow, which only its own gateway may adopt."""
+    found = reserved_for(task_id)
+    return found is not None and OwnerKind.FLOW in found.kinds
 
 
 def belongs_here(task_id: str, found: Owner, deployment: str) -> bool:
     """Return whether the workflow of a task, which carries the marker `found`, belongs to a deployment."""
-    if reserved_for(task_id) is not None:
+    if is_flow_run(task_id):
         return found == task_owner(task_id, deployment)
     return found.deployment == deployment

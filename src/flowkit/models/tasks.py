@@ -11,6 +11,8 @@ from pydantic import dataclasses as wire
 from flowkit.limits import CONDITIONS_SEC
 from flowkit.models.actions import ActionRecord, AppliedAction
 from flowkit.models.graphs import NodeStatus, SkipReason
+from flowkit.models.waits import FIELDS as WAIT_FIELDS
+from flowkit.models.waits import NodeWait
 
 
 class TaskStatus(StrEnum):
@@ -33,7 +35,7 @@ class TaskStatus(StrEnum):
 RUNTIME_KEYS = frozenset(
     {"status", "attempt_epoch", "lease", "stats", "streaming", "started_at", "finished_at", "run_id"}
     | {"last_event_recv_ms", "next_retry_at_ms", "last_error", "stats_cached_at", "cancel_requested_at"}
-    | {"coordinator", "skip_reason", "applied_generation", "vars_write", "waits_for", "liveness", "failures"}
+    | {"coordinator", "skip_reason", "applied_generation", "vars_write", "liveness", "failures", *WAIT_FIELDS}
     | {"generation", "first_epoch", "reset_by", "reason_code", "held_until_ms", "failed_batches", "paused"}
 )
 """Fields of a node that the engine writes. FlowKit ignores them in graphs that were copied from a task document."""
@@ -92,7 +94,9 @@ class NodeState:
     """Whether the attempts of the node stay ordinary activities, although an engine hosts its role inline."""
     held_until: float | None = None
     """When the node fails if no operator decides before; None unless it has failed and is held."""
-    waits_for: str | None = None
+    waits_since: float | None = None
+    """Since when the node waits for somebody outside the task, as the document shows it; None if it does not."""
+    wait: NodeWait | None = None
     """What the node waits for before its next attempt. Only for display: the next run of the task sets it again."""
 
     @property
@@ -260,7 +264,8 @@ class NodeRecord:
     """Whether the attempt has finished, but the workflow has decided that the node failed."""
     cancel_reason: str | None = None
     """Why the workflow stops only this node. The same write sets the node's own cancel flag."""
-    waits_for: str | None = None
+    wait: NodeWait | None = None
+    """What it waits for that only somebody outside the task can bring about."""
     held_until: float | None = None
     reason_code: str | None = None
     decided: bool = False

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import secrets
-import time
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowkit.core.instruments import LOG_LINES_DROPPED
 from flowkit.core.user_code import contained
-from flowkit.graph.masks import Mask
 from flowkit.limits import ATTEMPT_LOG_BYTES, LOG_LINE_BYTES
+from flowkit.masks import Mask
 from flowkit.text import clean
 
 if TYPE_CHECKING:
@@ -66,6 +65,8 @@ class LogRow:
     role: str
     levels: dict[int, int] = field(default_factory=dict)
     """Number of its lines by level."""
+    may_go: Callable[[], bool] = lambda: False
+    """Returns whether later lines of the attempt may replace this document."""
 
 
 @dataclass(slots=True)
@@ -113,14 +114,16 @@ class LineBuffer:
         self._tail_bytes = 0
         self._number = 0
         self._last_at = 0.0
-        self._dropped: dict[str, int] = {}
+        self._dropped = 0
+        self.has_ended = False
+        """Whether the attempt has ended."""
         self._mask = Mask()
         self._inputs: list[Callable[[], Any]] = []
         """Return what may hold secrets. They are called when there are lines."""
         self._id = ""
         self._rows = 0
-        self._stored_tail: deque[tuple[str, int, int]] = deque()
-        """The documents of the last part: their ids, sizes and numbers of lines."""
+        self._stored_tail: deque[tuple[str, int]] = deque()
+        """The documents of the last part: their ids and sizes."""
         self._stored_bytes = 0
         """The sum of their sizes."""
 
@@ -137,7 +140,7 @@ class LineBuffer:
         with self._lock:
             self._number = number = self._number + 1
             if self._room.used + size > MAX_PROCESS_BYTES:
-                self._dropped[OUTAGE] = self._dropped.get(OUTAGE, 0) + 1
+                LOG_LINES_DROPPED.add(self.role, OUTAGE)
                 return
             self._last_at = at = max(line.at, self._last_at)
             self._room.used += size
@@ -158,31 +161,45 @@ class LineBuffer:
             gone = self._tail.popleft()
             self._tail_bytes -= gone.size
             self._room.used -= gone.size
-            self._dropped[BOUND] = self._dropped.get(BOUND, 0) + 1
+            self._dropped += 1
+
+    def end(self) -> None:
+        """Note the end of the attempt: what is stored of the last part stays, unless threads log more."""
+        with self._lock:
+            self.has_ended = True
+            if self._stored_tail:
+                self._changed(self)
 
     def take(self) -> tuple[list[LogRow], list[str]]:
-        """Return what waits, as documents, and the ids of those that have to go because of them."""
+        """Return what waits, as documents, and the ids of those that have to go because of them.
+
+        Count the lines that did not wait for this call. The caller counts the others, once their documents are stored,
+        refused or deleted.
+        """
         with self._lock:
             head, self._head = self._head, []
             tail, self._tail = self._tail, deque()
             self._tail_bytes = 0
-            dropped, self._dropped = self._dropped, {}
+            dropped, self._dropped = self._dropped, 0
         self._read_inputs()
         rows = [self._make_row(lines) for lines in _split(head)]
         gone: list[str] = []
         for lines in _split(tail):
-            row = self._make_row(lines)
+            row = replace(self._make_row(lines), may_go=lambda: not self.has_ended)
             rows.append(row)
-            self._stored_tail.append((row.document["_id"], row.size + ROW_OVERHEAD, len(lines)))
+            self._stored_tail.append((row.document["_id"], row.size + ROW_OVERHEAD))
             self._stored_bytes += row.size + ROW_OVERHEAD
             while self._stored_bytes > TAIL_BYTES and len(self._stored_tail) > 1:
-                row_id, size, count = self._stored_tail.popleft()
+                row_id, size = self._stored_tail.popleft()
                 self._stored_bytes -= size
                 gone.append(row_id)
-                dropped[BOUND] = dropped.get(BOUND, 0) + count
-        for reason, count in dropped.items():
-            LOG_LINES_DROPPED.add(self.role, reason, amount=count)
+        if dropped:
+            LOG_LINES_DROPPED.add(self.role, BOUND, amount=dropped)
         return rows, gone
+
+    def stored_tail(self) -> list[str]:
+        """Return the ids of the documents of the last part."""
+        return [row_id for row_id, _ in self._stored_tail]
 
     def _read_inputs(self) -> None:
         """Look for secrets in the inputs, once."""
@@ -204,7 +221,6 @@ class LineBuffer:
             "at": described[0]["at"],
             "until": described[-1]["at"],
             "lines": described,
-            "created_at": _moment(time.time()),
         }
         return LogRow(
             document=document,

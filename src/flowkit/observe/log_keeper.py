@@ -16,10 +16,12 @@ from flowkit.attempt.background import BackgroundLoop, OutageLogger
 from flowkit.core.handler_lines import start_capture, stop_capture
 from flowkit.core.instruments import LOG_LINES, LOG_LINES_DROPPED, STORED_BYTES
 from flowkit.errors import FlowKitError, StoreRefused
-from flowkit.observe.log_buffer import OUTAGE, REFUSED, LineBuffer, WaitingBytes, level_name
+from flowkit.observe.log_buffer import BOUND, OUTAGE, REFUSED, LineBuffer, WaitingBytes, level_name
 from flowkit.observe.log_store import LogStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from flowkit.adapters.mongo import Database
     from flowkit.core.handler_lines import KeptLogs
     from flowkit.models import AttemptInput
@@ -52,6 +54,9 @@ class HandlerLogKeeper:
         """Documents that are being written, or that MongoDB has not taken yet."""
         self._gone: list[str] = []
         """Ids of documents that have to be deleted."""
+        self._tails: dict[str, tuple[str, dict[int, int]]] = {}
+        """The stored documents that may still be deleted, by id: their roles, and the number of their lines by level.
+        Their lines are counted when that is decided."""
         self._wake = asyncio.Event()
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._running: asyncio.Task[None] | None = None
@@ -149,6 +154,8 @@ class HandlerLogKeeper:
             rows, gone = buffer.take()
             self._rows += rows
             self._gone += gone
+            if buffer.has_ended:
+                self._count_kept(buffer.stored_tail())
             size += sum(row.size for row in rows)
         return bool(self._rows or self._gone)
 
@@ -158,6 +165,10 @@ class HandlerLogKeeper:
             await self._append()
         if self._gone:
             await self._store.remove(self._gone)
+            for row_id in self._gone:
+                role, levels = self._tails.pop(row_id, ("", {}))
+                if levels:
+                    LOG_LINES_DROPPED.add(role, BOUND, amount=sum(levels.values()))
             self._gone = []
 
     async def _prepare(self) -> None:
@@ -180,16 +191,22 @@ class HandlerLogKeeper:
         with self._lock:
             self._room.used -= sum(row.size for row in rows)
         for row in rows:
-            for level, count in row.levels.items():
-                if reason:
-                    LOG_LINES_DROPPED.add(row.role, reason, amount=count)
-                else:
-                    LOG_LINES.add(row.role, level_name(level).lower(), amount=count)
+            if reason:
+                LOG_LINES_DROPPED.add(row.role, reason, amount=sum(row.levels.values()))
+            elif row.may_go():
+                self._tails[row.document["_id"]] = row.role, row.levels
+            else:
+                _count_kept(row.role, row.levels)
         if not reason:
             STORED_BYTES.add("logs", amount=sum(row.size for row in rows))
 
+    def _count_kept(self, row_ids: Iterable[str]) -> None:
+        """Count the lines of these documents, as far as they are stored and not counted yet."""
+        for row_id in row_ids:
+            _count_kept(*self._tails.pop(row_id, ("", {})))
+
     def _count_lost(self) -> None:
-        """Count the lines that MongoDB has not taken."""
+        """Count the lines that MongoDB has not taken, and those that nothing will delete any more."""
         for buffer in (*self._due, *self._changed):
             self._rows += buffer.take()[0]
         self._due.clear()
@@ -197,3 +214,9 @@ class HandlerLogKeeper:
         if lost := sum(sum(row.levels.values()) for row in self._rows):
             _logger.warning("%d lines of handlers were not written", lost)
             self._release(OUTAGE)
+        self._count_kept([*self._tails])
+
+
+def _count_kept(role: str, levels: dict[int, int]) -> None:
+    for level, count in levels.items():
+        LOG_LINES.add(role, level_name(level).lower(), amount=count)

@@ -10,23 +10,21 @@ import heapq
 import logging
 import re
 from collections import deque
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from flowkit.adapters.entries import utc
 from flowkit.observe.log_buffer import level_name
-from flowkit.observe.log_store import LogStore
+from flowkit.observe.log_store import LATE, LogStore
 from flowkit.products import KeptLine, LinePage
 from flowkit.protocol.messages import EventKind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 
     from flowkit.adapters.mongo import Database
 
-_LATE: Final = timedelta(minutes=1)
-"""How much later than its first line a document may arrive, and still be found by who follows a task."""
 _EVENT_LEVELS: Final[Mapping[str, int]] = {
     EventKind.TASK_ACCEPTED: logging.INFO,
     EventKind.TASK_DONE: logging.INFO,
@@ -41,8 +39,8 @@ _SAID: Final = ("batch_uid", "batches", "reason_code", "error", "reason")
 EVENTS: Final = "worker_events"
 """The logger of what events say."""
 
-_PLACE: Final = re.compile(r"00(?P<ms>\d{13})\.(?P<row>.+)\.(?P<number>\d{9,12})")
-"""A place, as `_to_line` makes it: the time, the row, and the number of the line."""
+_CURSOR: Final = re.compile(r"\d{1,13}(~[0-9a-f]{16}=\d{8}\.\d{9,12})*(~worker_events=\d{15}\.[0-9a-zA-Z]+)?")
+"""The text of a cursor: the time, and the key of the last line of each log. The events are one log."""
 
 Row = dict[str, Any]
 Attempt = tuple[str, int, int]
@@ -91,9 +89,8 @@ class HandlerLogReader:
     ) -> LinePage:
         """Return the last lines of an attempt; or those before one place; or the first ones after another place."""
         wanted: Row = {"task_id": task_id, "node_id": node_id, "attempt_epoch": attempt}
-        if after and (at := _time_of(after)) is not None:
-            wanted |= {"at": {"$gte": at - _LATE}, "until": {"$gte": at}}
-        followed = _Followed(self._store, wanted, level, after)
+        cursor = _Cursor.parse(after)
+        followed = _Followed(self._store, wanted, level, cursor)
         lines: list[KeptLine] = []
         async for found in followed:
             lines += found
@@ -101,30 +98,78 @@ class HandlerLogReader:
                 break
         if after:
             later = len(lines) > limit
-            end = lines[limit - 1].place if later else followed.end
-            return LinePage(lines=lines[:limit], earlier=True, later=later, end=end)
+            end = cursor.beyond(lines[:limit]) if later else followed.cursor
+            return LinePage(lines=lines[:limit], earlier=True, later=later, end=str(end))
         last = next(
             (place for place, each in enumerate(lines) if before and each.place >= before), len(lines)
         )
         first = max(0, last - limit)
         later = last < len(lines)
-        end = before if later else followed.end
-        return LinePage(lines=lines[first:last], earlier=first > 0, later=later, end=end)
+        end = cursor.beyond(lines[:last]) if later else followed.cursor
+        return LinePage(lines=lines[first:last], earlier=first > 0, later=later, end=str(end))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Cursor:
+    """Up to where the lines of an attempt were read. New ones are those of documents that MongoDB has stored since.
+
+    Documents may become visible in another order than that of their times, so those of the last minute before are read
+    again, and the lines that are known are left out. Within one log, which one process writes, lines are in order.
+    """
+
+    stored_at: float = 0.0
+    """When MongoDB stored the latest document that was read, in seconds since the Unix epoch; 0 to read all again."""
+    known: Mapping[str, str] = field(default_factory=dict)
+    """The key of the last known line, by log."""
+
+    @classmethod
+    def parse(cls, text: str) -> _Cursor:
+        """Return the cursor of a page; that before all lines for another text."""
+        if not _CURSOR.fullmatch(text):
+            return _START
+        stored_at, *logs = text.split("~")
+        return cls(stored_at=int(stored_at) / 1000, known=dict(each.split("=") for each in logs))
+
+    def __str__(self) -> str:
+        logs = [f"{log}={key}" for log, key in sorted(self.known.items())]
+        return "~".join([str(round(self.stored_at * 1000)), *logs]) if self.stored_at or logs else ""
+
+    def beyond(self, lines: Iterable[KeptLine]) -> _Cursor:
+        """Return the cursor beyond these lines, too, while later ones of the same documents are not known."""
+        return replace(self, known={**self.known, **dict(_position(each.place) for each in lines)})
+
+    def passed_rows(self) -> list[tuple[str, str]]:
+        """Return, for each log, ids between which are the rows that need not be read again; without the second one."""
+        rows = {log: key.partition(".")[0] for log, key in self.known.items() if log != EVENTS}
+        return [(f"{log}-", f"{log}-{row}") for log, row in rows.items()]
+
+    def knows(self, line: KeptLine) -> bool:
+        """Return whether a line was read before."""
+        log, key = _position(line.place)
+        return key <= self.known.get(log, "")
+
+
+_START: Final = _Cursor()
 
 
 class _Followed:
     """The lines of a task as they come. A step that has failed can be repeated: no line is lost or comes twice."""
 
-    def __init__(self, store: LogStore, wanted: Row, level: str, after: str = "") -> None:
-        """Prepare to read the rows that `wanted` selects. Lines up to the place `after` are left out."""
-        self.end = after
-        """The place of the last line before which every missing line is counted in one that was read."""
+    def __init__(self, store: LogStore, wanted: Row, level: str, cursor: _Cursor = _START) -> None:
+        """Prepare to read the rows that `wanted` selects. Lines up to the cursor are left out."""
+        self.cursor = cursor
+        """Up to where every missing line is counted in one that was read."""
         self._store = store
         self._wanted = wanted
-        self._after = after
-        self._numbers = _Numbers(level, after)
-        self._seen: dict[str, datetime] = {}
-        """When the rows began that were read, by their ids."""
+        self._begin = cursor
+        self._numbers = _Numbers(level, cursor.known)
+        self._seen: dict[str, float] = {}
+        """When MongoDB stored the rows that were read lately, by their ids."""
+        self._events: set[Any] = set()
+        """The ids of the events that were read."""
+        self._stored_at = cursor.stored_at
+        self._passed: dict[str, tuple[str, float]] = {}
+        """The key of the last line that was passed, by log, and when its row was stored; of events, the latest time."""
         self._waiting: list[_Read] = []
         """Lines that may come after those of rows that are still to be read."""
         self._look: AsyncGenerator[list[KeptLine]] | None = None
@@ -141,16 +186,24 @@ class _Followed:
 
     async def _new_lines(self) -> AsyncGenerator[list[KeptLine]]:
         async for row in self._new_rows():
-            if self._after and not self._numbers.knows(row):
+            if self._begin.stored_at and not self._numbers.knows(row):
                 self._numbers.begin(row, await self._store.number_before(row["_id"]))
-            self._seen[row["_id"]] = utc(row["at"])
+            self._note(row)
             for line in self._numbers.read(row):
-                if line.line.place > self._after:
+                if not self._begin.knows(line.line):
                     heapq.heappush(self._waiting, line)
             if lines := self._choose_before(utc(row["at"])):
                 yield lines
         if lines := self._choose_before(None):
             yield lines
+
+    def _note(self, row: Row) -> None:
+        """Note that a row was read."""
+        if (event := row.get("event")) is not None:
+            self._events.add(event)
+            return
+        self._seen[row["_id"]] = stored_at = utc(row["created_at"]).timestamp()
+        self._stored_at = max(self._stored_at, stored_at)
 
     def _choose_before(self, at: datetime | None) -> list[KeptLine]:
         """Return the lines of the wanted level that waited and were logged before a time."""
@@ -158,23 +211,34 @@ class _Followed:
         while self._waiting and (at is None or self._waiting[0].at < at):
             read = heapq.heappop(self._waiting)
             chosen += self._numbers.choose(read)
-            if not self._numbers.carries():
-                self.end = read.line.place
+            log, key = _position(read.line.place)
+            self._passed[log] = key, self._stored_at if log == EVENTS else self._seen[read.row_id]
+        if not self._waiting and not self._numbers.carries():
+            self.cursor = self._make_cursor()
         return chosen
+
+    def _make_cursor(self) -> _Cursor:
+        """Return the cursor beyond all that was passed, without the logs of which nothing will be read again."""
+        since = self._stored_at - LATE.total_seconds()
+        recent = {log: key for log, (key, stored_at) in self._passed.items() if stored_at >= since}
+        return _Cursor(stored_at=self._stored_at, known={**self._begin.known, **recent})
 
     async def _new_rows(self) -> AsyncIterator[Row]:
         """Yield the rows that were not seen, in the order of their first lines.
 
-        Rows that began long before the newest one are not looked for, and forgotten.
+        Rows that MongoDB stored long before the newest one are not looked for, and forgotten.
         """
         wanted = self._wanted
-        if self._seen:
-            since = max(self._seen.values()) - _LATE
-            wanted = {**wanted, "at": {"$gte": since}}
-            for gone in [row_id for row_id, at in self._seen.items() if at < since]:
+        if self._stored_at:
+            since = self._stored_at - LATE.total_seconds()
+            wanted = {**wanted, "created_at": {"$gte": datetime.fromtimestamp(since, UTC)}}
+            for gone in [row_id for row_id, stored_at in self._seen.items() if stored_at < since]:
                 del self._seen[gone]
-        events = [_row_of_event(each) for each in await self._store.find_events(wanted)]
-        pending = deque(each for each in events if each["_id"] not in self._seen)
+        if passed := self._begin.passed_rows():
+            wanted = {**wanted, "$nor": [{"_id": {"$gte": first, "$lt": end}} for first, end in passed]}
+        since_ms = int(self._begin.known.get(EVENTS, "0").partition(".")[0])
+        events = await self._store.find_events(self._wanted, self._events, since_ms=since_ms)
+        pending = deque(map(_row_of_event, events))
         async for row in self._store.find(wanted, without=[*self._seen]):
             while pending and pending[0]["at"] <= utc(row["at"]):
                 yield pending.popleft()
@@ -186,15 +250,14 @@ class _Followed:
 class _Numbers:
     """Knows which lines of each log come next, and which of those that are shown follows others that were left out."""
 
-    def __init__(self, level: str, after: str) -> None:
-        """Begin at the first lines, or behind the place `after`."""
+    def __init__(self, level: str, known: Mapping[str, str]) -> None:
+        """Begin at the first lines, or behind those of which the keys are known."""
         self._least = int(logging.getLevelNamesMapping()[level.upper()])
         self._last: dict[str, int] = {}
         """The number of the last line that was read, by log."""
         self._carried: dict[Attempt, int] = {}
         """Number of lines left out before lines that are not shown, by attempt."""
-        if found := _PLACE.fullmatch(after):
-            self._last[_log_of(found["row"])] = int(found["number"])
+        self._last |= {log: int(key.partition(".")[2]) for log, key in known.items() if log != EVENTS}
 
     def knows(self, row: Row) -> bool:
         """Return whether it is known which line comes before a row."""
@@ -235,10 +298,11 @@ def _log_of(row_id: str) -> str:
     return row_id.partition("-")[0]
 
 
-def _time_of(place: str) -> datetime | None:
-    """Return the time of a place; None for a text that is no place."""
-    found = _PLACE.fullmatch(place)
-    return found and datetime.fromtimestamp(int(found["ms"]) / 1000, UTC)
+def _position(place: str) -> tuple[str, str]:
+    """Return the log of a line, and its key, which sorts the lines of this log as their process has made them."""
+    at, row, number = place.split(".")
+    log, is_row, part = row.partition("-")
+    return (log, f"{part}.{number}") if is_row else (EVENTS, f"{at}.{row}")
 
 
 def _to_line(row: Row, line: Row, at: datetime, left_out: int) -> KeptLine:
@@ -266,6 +330,7 @@ def _row_of_event(event: Row) -> Row:
     line = {"n": 1, "at": at, "level": _EVENT_LEVELS.get(kind, logging.DEBUG), "logger": EVENTS, "text": text}
     return {
         "_id": str(event["_id"]),
+        "event": event["_id"],
         "node_id": event["node_id"],
         "attempt_epoch": event.get("attempt_epoch") or 0,
         "shard": 0,

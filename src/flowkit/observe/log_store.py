@@ -1,16 +1,21 @@
-"""The collection `attempt_logs`: the lines of handlers, in documents of up to 64 KiB."""
+"""The collection `attempt_logs`: the lines of handlers, in documents of up to 64 KiB.
+
+MongoDB itself writes when it has stored a document, as `created_at`: the clocks of workers differ, and their documents
+may have waited for an outage to end. So who follows a task reads what MongoDB has stored since, whoever wrote it.
+"""
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from pymongo import ASCENDING, DESCENDING
+from pymongo import ASCENDING, DESCENDING, UpdateOne
 from pymongo.errors import BulkWriteError
 
 from flowkit.adapters.mongo import duplicate_indexes, durable, ensure_index, expire_after, translate_errors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Collection, Sequence
 
     from flowkit.adapters.mongo import Database
 
@@ -21,6 +26,10 @@ TTL: Final = "ttl_attempt_logs"
 _ORDER: Final = [("at", ASCENDING), ("_id", ASCENDING)]
 _PLACE: Final = [("task_id", ASCENDING), *_ORDER, ("node_id", ASCENDING), ("attempt_epoch", ASCENDING)]
 """The documents of a task in their order, so that MongoDB needs no sort of all that a task has logged."""
+_ARRIVAL: Final = [("task_id", ASCENDING), ("created_at", ASCENDING)]
+"""The documents of a task in the order in which MongoDB has stored them."""
+LATE: Final = timedelta(minutes=1)
+"""For how long a document may be invisible to readers after MongoDB has given it its time."""
 
 
 class LogStore:
@@ -32,8 +41,9 @@ class LogStore:
 
     @translate_errors
     async def prepare(self) -> None:
-        """Create the index by which lines are found. Raise StoreUnavailable or StoreRefused."""
+        """Create the indexes by which lines are found. Raise StoreUnavailable or StoreRefused."""
         await ensure_index(self._rows, _PLACE, "attempt_logs_of_task")
+        await ensure_index(self._rows, _ARRIVAL, "attempt_logs_stored")
 
     @translate_errors
     async def expire_after(self, seconds: float) -> None:
@@ -48,9 +58,9 @@ class LogStore:
 
     @translate_errors
     async def append(self, documents: Sequence[dict[str, Any]]) -> None:
-        """Store documents. Those that an earlier try has stored stay unchanged."""
+        """Store documents, with the time of MongoDB. Those that an earlier try has stored stay unchanged."""
         try:
-            await self._rows.insert_many(documents, ordered=False)
+            await self._rows.bulk_write([*map(_insertion, documents)], ordered=False)
         except BulkWriteError as error:
             duplicate_indexes(error)
 
@@ -79,19 +89,34 @@ class LogStore:
         return 0
 
     @translate_errors
-    async def find_events(self, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+    async def find_events(
+        self, wanted: dict[str, Any], known: Collection[Any] = (), *, since_ms: int = 0
+    ) -> list[dict[str, Any]]:
         """Return the events of external workers that `wanted` selects as it does documents of lines, oldest first.
 
+        Leave out those whose ids are `known`, and those that are older than `since_ms` by the clock of their worker.
         An attempt of an external worker has a row in `dispatches`.
         """
-        place = {name: value for name, value in wanted.items() if name not in {"at", "until"}}
-        of_nodes = {name: value for name, value in place.items() if name != "attempt_epoch"}
+        of_nodes = {name: value for name, value in wanted.items() if name != "attempt_epoch"}
         nodes = await self._db.dispatches.distinct("node_id", of_nodes)
         if not nodes:
             return []
-        since = {"created_at": wanted["at"]} if "at" in wanted else {}
-        found = self._db.worker_events.find({**place, "node_id": {"$in": nodes}, **since})
-        return [each async for each in found.sort("ts_ms", ASCENDING)]
+        events = self._db.worker_events
+        selected = {**wanted, "node_id": {"$in": nodes}} | ({"ts_ms": {"$gte": since_ms}} if since_ms else {})
+        if known:
+            # Bridges note when an event has arrived, but may store it much later. So the events are counted.
+            if await events.count_documents(selected) == len(known):
+                return []
+            ids = {each["_id"] async for each in events.find(selected, {"_id": 1})}
+            selected = {"_id": {"$in": [*ids.difference(known)]}}
+        return [each async for each in events.find(selected).sort("ts_ms", ASCENDING)]
+
+
+def _insertion(document: dict[str, Any]) -> UpdateOne:
+    """Return the write that stores a document unless it exists."""
+    content = {name: value for name, value in document.items() if name != "_id"}
+    absent = {"_id": document["_id"], "created_at": {"$exists": False}}
+    return UpdateOne(absent, {"$setOnInsert": content, "$currentDate": {"created_at": True}}, upsert=True)
 
 
 async def _translated(cursor: Any) -> AsyncIterator[dict[str, Any]]:

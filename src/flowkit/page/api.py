@@ -23,6 +23,7 @@ from flowkit.config import DEFAULT_QUEUE
 from flowkit.core.version import __version__
 from flowkit.errors import (
     ActionRejected,
+    ActionUnanswered,
     ConfigError,
     FlowKitError,
     GraphError,
@@ -31,6 +32,7 @@ from flowkit.errors import (
 )
 from flowkit.limits import ID_CHARS
 from flowkit.models import TaskStatus
+from flowkit.models.waits import WaitKind
 from flowkit.page.live import describe_outage
 from flowkit.page.shared import SharedReads
 from flowkit.reading.attempts import read_attempts
@@ -76,6 +78,7 @@ MAX_PAGE: Final = 200
 """Most tasks or batches of one page of a list."""
 MAX_SKIP: Final = 100_000
 _PLACE_CHARS: Final = 200
+_CURSOR_CHARS: Final = 4_000
 SHOWN_TIMES: Final = 60
 """Number of past nominal times of each schedule."""
 
@@ -102,8 +105,10 @@ class Show(StrEnum):
     """Which tasks a list has, beside the filters for a status and a name."""
 
     ALL = "all"
-    HELD = "held"
-    """With a failed node that waits for a decision."""
+    DECISION = WaitKind.DECISION.value
+    """With a node that waits for a decision of a person, about a held failure or an approval."""
+    EVENT = WaitKind.EVENT.value
+    """With a node that waits for prerequisites."""
     FAILED_LAST_HOUR = "failed_last_hour"
 
 
@@ -165,12 +170,12 @@ class LogLevel(StrEnum):
 
 
 class LineQuery(NodeQuery):
-    """Which lines of an attempt a page has: the last ones, those before a place, or the first ones after one."""
+    """Which lines of an attempt a page has: the last ones, those before a place, or the next ones after a page."""
 
     attempt: int = Field(ge=1)
     level: LogLevel = LogLevel.DEBUG
     before: str = Field(default="", max_length=_PLACE_CHARS)
-    after: str = Field(default="", max_length=_PLACE_CHARS)
+    after: str = Field(default="", max_length=_CURSOR_CHARS, description="The `end` of another page.")
     limit: int = Field(default=MAX_PAGE, ge=1, le=MAX_PAGE)
 
 
@@ -236,6 +241,10 @@ class TaskLine(PageResult):
     name: str | None
     started_at: str | None
     finished_at: str | None
+    seconds: float | None = Field(
+        description="How long the latest run took, or has been open when the list was read."
+    )
+    total_seconds: float | None = Field(description="The same since the task was created.")
     reason: str | None
 
 
@@ -299,7 +308,7 @@ class NodeDetails(PageResult):
     definition: dict[str, Any] = Field(description="The node as the graph has it.")
     result: dict[str, Any]
     batches: int
-    failed_batches: int
+    failed_batches: int = Field(description="Batches that the node has set aside so far.")
     debug: str | None = Field(
         description="The command that runs the node in the user's own process; null if the engine executes it."
     )
@@ -308,7 +317,10 @@ class NodeDetails(PageResult):
 class AttemptsFound(PageResult):
     """The attempts of a task or of a node, in their order."""
 
-    attempts: list[dict[str, Any]]
+    attempts: list[dict[str, Any]] = Field(
+        description="As `flowkit attempts --json` has them, with times in seconds since the epoch; `began_at` is when "
+        "the worker began to work, and `seconds` how long it did, or has."
+    )
     complete: bool = Field(description="Whether Temporal still has the history, so that none is missing.")
 
 
@@ -321,7 +333,7 @@ class LinesFound(PageResult):
     )
     earlier: bool = Field(description="Whether there are lines before them.")
     later: bool = Field(description="Whether there are lines after them.")
-    end: str = Field(description="The place after which the next lines are; empty if there were none.")
+    end: str = Field(description="The `after` of the next page; empty if there were no lines.")
 
 
 class Explained(PageResult):
@@ -331,7 +343,8 @@ class Explained(PageResult):
     status: TaskStatus
     open: bool = Field(description="Whether the times end now, because the task has not ended.")
     began_at: str
-    seconds: float
+    seconds: float = Field(description="How long the latest run took, or has been open.")
+    total_seconds: float = Field(description="The same since the task was created.")
     parts: dict[str, float] = Field(description="The parts of the time; they sum to `seconds`.")
     path: list[dict[str, Any]] = Field(
         description="The legs of the critical path: `node_id`, `since` and `until` after `began_at`, `parts`."
@@ -339,7 +352,11 @@ class Explained(PageResult):
     speed_ups: list[dict[str, Any]] = Field(
         description="The nodes to speed up first: `node_id`, `gain`, `work`."
     )
+    reason: str | None = Field(description="Why the task has failed, or was cancelled.")
     waits_for: str
+    set_aside: list[str] = Field(
+        description="Hints at nodes that have set batches aside, each with the command that lists them."
+    )
     missing: list[str]
 
 
@@ -417,7 +434,7 @@ class PageApi:
         found = await self._servers.catalog.newest(
             TaskStatus.FAILED.value if failed_lately else query.status and query.status.value,
             query.limit + 1,
-            held=query.show is Show.HELD,
+            waits=query.show.value if query.show in (Show.DECISION, Show.EVENT) else None,
             name=query.name or None,
             ended_since=time.time() - _HOUR_SEC if failed_lately else None,
             id_prefix=query.id or None,
@@ -481,8 +498,9 @@ class PageApi:
         with reading(task_id):
             require_node(document, node_id)
         stored, batches = await catalog.results(task_id), await catalog.batches(task_id)
+        set_aside = await catalog.set_aside(task_id)
         with reading(task_id):
-            (result,) = make_view(document, stored, batches, node_id).nodes
+            (result,) = make_view(document, stored, batches, set_aside, node_id).nodes
         (entry,) = [each for each in document["graph"]["nodes"] if each["node_id"] == node_id]
         return NodeDetails(
             node_id=node_id,
@@ -522,7 +540,11 @@ class PageApi:
 
     async def _read_attempts(self, task_id: str, node_id: str | None = None) -> AttemptsFound:
         found, complete = await read_attempts(self._servers, task_id, node_id)
-        return AttemptsFound(attempts=[asdict(each) for each in found], complete=complete)
+        now = time.time()
+        attempts = [
+            {**asdict(each), "began_at": each.began_at, "seconds": each.seconds(now)} for each in found
+        ]
+        return AttemptsFound(attempts=attempts, complete=complete)
 
     async def list_lines(self, given: Given) -> LinesFound:
         """Return lines that an attempt of a node has logged, oldest first."""
@@ -744,6 +766,8 @@ async def _answered(call: Awaitable[Any]) -> Any:
     except (ConfigError, GraphError) as error:
         remedy = "; ".join(getattr(error, "__notes__", []))
         raise HttpError(422, error.code, "; ".join(filter(None, [one_line(error), remedy]))) from None
+    except ActionUnanswered as error:
+        raise HttpError(HTTPStatus.GATEWAY_TIMEOUT, error.code, one_line(error)) from None
     except FlowKitError as error:
         raise HttpError(503 if error.retryable else 500, error.code, one_line(error)) from error
     except RPCError as error:
@@ -801,7 +825,11 @@ def _operations() -> list[Operation]:
             needs=Right.TASKS_OPERATE,
             parameters={"path": ActionPath, "query": TaskQuery},
             bodies={"": ActionCall},
-            errors={**unknown, 409: "The state of the task does not allow the action: `action_rejected`."},
+            errors={
+                **unknown,
+                409: "The state of the task does not allow the action: `action_rejected`.",
+                504: "No engine answers: `action_unanswered`.",
+            },
         ),
     ]
 

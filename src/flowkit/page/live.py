@@ -23,7 +23,7 @@ from flowkit.client import UnknownTask
 from flowkit.core.utils import dumps
 from flowkit.errors import FlowKitError, StoreUnavailable
 from flowkit.reading.documents import reading
-from flowkit.reading.state import NodeRow, TaskReader, TaskView, read_document
+from flowkit.reading.state import NodeRow, TaskReader, TaskView, add_set_aside, read_document
 from flowkit.server.errors import HttpError
 from flowkit.text import one_line
 
@@ -118,6 +118,7 @@ class _State:
 
 _TASK_FIELDS: Final = tuple(each.name for each in fields(TaskView) if each.name != "nodes")
 _ROW_FIELDS: Final = tuple(each.name for each in fields(NodeRow))
+_COMPUTED: Final = ("awaits_decision", "set_aside_text")
 _IN_EVERY_ROW: Final = frozenset({"node_id", "status", "attempt"})
 
 
@@ -129,7 +130,7 @@ def task_fields(view: TaskView) -> Row:
 
 def row_of(node: NodeRow) -> Row:
     """Return the state of a node without what is empty."""
-    given = {name: getattr(node, name) for name in _ROW_FIELDS} | {"awaits_decision": node.awaits_decision}
+    given = {name: getattr(node, name) for name in (*_ROW_FIELDS, *_COMPUTED)}
     return {
         name: value
         for name, value in given.items()
@@ -296,9 +297,9 @@ class Feed:
         catalog = self._servers.catalog
         if (document := await catalog.document(self._task_id)) is None:
             raise UnknownTask(self._task_id)
-        batches = await catalog.batches(self._task_id)
+        batches, set_aside = await catalog.batches(self._task_id), await catalog.set_aside(self._task_id)
         with reading(self._task_id):
-            return read_document(document, batches)
+            return add_set_aside(read_document(document, batches), set_aside)
 
     async def updates(self) -> AsyncIterator[Update]:
         """Yield the whole state, then each change, until the feed is closed."""

@@ -11,7 +11,7 @@ from flowkit.models import NodeStatus
 from flowkit.pictures.groups import collapse, is_large
 from flowkit.pictures.styles import DECISION, STATUSES, style_of
 from flowkit.reading.graphs import EdgeKind
-from flowkit.text import clean, shorten, truncate, visible
+from flowkit.text import clean, describe_set_aside, shorten, truncate, visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -141,6 +141,8 @@ def _make_group(nodes: Sequence[GraphNode], rows: Sequence[NodeRow]) -> Box:
     status = found[0] if found else None
     decisions = sum(row.awaits_decision for row in rows)
     waits = [f"{DECISION} {decisions:,} wait for a decision"] if decisions else []
+    if aside := sum(row.failed_batches for row in rows):
+        waits.append(describe_set_aside(aside))
     return Box(
         name=nodes[0].node_id,
         title=_shown(f"{len(nodes):,} × {nodes[0].role}", TITLE_CHARS),
@@ -162,12 +164,14 @@ def _describe_state(row: NodeRow, above: int) -> str:
     attempt = f"attempt {row.attempt:,}" if row.attempt > 1 else ""
     decides = "waits for a decision" if row.awaits_decision else ""
     shards = ", ".join(row.shards.split(", ")[:2])
-    return ", ".join(filter(None, (row.status, decides, attempt, shards or _describe_batches(row, above))))
+    aside = f"{row.failed_batches:,} set aside" if row.failed_batches else ""
+    batches = shards or _describe_batches(row, above)
+    return ", ".join(filter(None, (row.status, decides, attempt, batches, aside)))
 
 
 def _describe_batches(row: NodeRow, above: int) -> str:
     if above and not NodeStatus(row.status).ended:
-        return f"{row.batches:,} of {above:,} batches"
+        return f"{row.batches + row.failed_batches:,} of {above:,} batches"
     if not row.batches:
         return ""
     return f"{row.batches:,} {'batch' if row.batches == 1 else 'batches'}"

@@ -85,11 +85,18 @@ class AttemptView:
     error: str | None = None
 
     @property
-    def seconds(self) -> float | None:
-        """How long the attempt ran; None if its start or its end is unknown."""
-        if self.started_at is None or self.ended_at is None:
+    def began_at(self) -> float | None:
+        """When its worker began to work; None if none has, or if that is unknown. A bridge is no worker."""
+        if self.accepted_at is not None:
+            return self.accepted_at
+        return None if (self.worker or "").startswith(BRIDGE_PREFIX) else self.started_at
+
+    def seconds(self, now: float) -> float | None:
+        """Return how long the attempt ran, or has been running; None if its begin or its end is unknown."""
+        ended_at = now if self.outcome is AttemptOutcome.RUNNING else self.ended_at
+        if self.began_at is None or ended_at is None:
             return None
-        return max(0.0, self.ended_at - self.started_at)
+        return max(0.0, ended_at - self.began_at)
 
 
 Key = tuple[str, int]
@@ -312,7 +319,7 @@ def merge(
 
     Of attempts that several entries of `recorded` describe, the last entry counts. `logged` adds what they lack, and
     the workers of external attempts, for which Temporal knows only the bridge. The task document adds the latest
-    attempt of each node.
+    attempt of each node. Epochs that a reset has reserved, and that no attempt has used, are left out.
     """
     merged: dict[Key, AttemptView] = {}
     for each in recorded:
@@ -332,7 +339,14 @@ def merge(
             key = node["node_id"], epoch
             merged[key] = _add_stored(merged.get(key, _new_view(key)), node)
     place = {node["node_id"]: index for index, node in enumerate(nodes)}
-    return sorted(merged.values(), key=lambda each: (place.get(each.node_id, len(place)), each.attempt))
+    found = [each for each in merged.values() if not _is_reserved(each)]
+    return sorted(found, key=lambda each: (place.get(each.node_id, len(place)), each.attempt))
+
+
+def _is_reserved(attempt: AttemptView) -> bool:
+    """Return whether an attempt is only an epoch that a reset of its node has reserved: nothing has ever begun it."""
+    times = (attempt.scheduled_at, attempt.started_at, attempt.accepted_at, attempt.ended_at)
+    return attempt.outcome is AttemptOutcome.UNKNOWN and all(at is None for at in times)
 
 
 def _add_logged(known: AttemptView, entry: LoggedAttempt) -> AttemptView:

@@ -21,6 +21,24 @@ _NAMED = 3
 """How many nodes `describe_waits` names."""
 
 
+def describe_age(seconds: float | None, total_seconds: float | None, *, is_open: bool) -> str:
+    """Return how long the latest run of a task took, or has been open; empty if that is unknown.
+
+    If the task has run before, add the time since its creation.
+    """
+    if seconds is None:
+        return ""
+    lasted = f"{'for' if is_open else 'took'} {format_seconds(seconds)}"
+    if total_seconds is None or total_seconds <= seconds:
+        return lasted
+    return f"latest run {lasted}; {format_seconds(total_seconds)} since it was created"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a duration with tenths of a second, and below a second with milliseconds."""
+    return format_duration(round(seconds, 3 if seconds < 1 else 1))
+
+
 def describe_waits(view: TaskView, hints: Sequence[str]) -> str:
     """Return what an open task does and waits for, in a paragraph. `hints` say which processes are missing."""
     begun = [node for node in view.nodes if NodeStatus(node.status).begun or _waits(node)]
@@ -36,8 +54,8 @@ def describe_waits(view: TaskView, hints: Sequence[str]) -> str:
 
 
 def _describe_pause(paused: str) -> str:
-    """Return a sentence about a paused scope. A scope such as `node:load` stays as `flowkit resume` takes it."""
-    return f"Task {paused.removeprefix('task ')}." if paused.startswith("task ") else f"{paused}."
+    """Return a sentence about a paused scope, which stays as `flowkit resume` takes it."""
+    return f"A pause holds nodes back: {paused}."
 
 
 def _waits(node: NodeRow) -> bool:
@@ -50,7 +68,11 @@ def _describe_node(node: NodeRow) -> str:
 
 
 def format_note(node: NodeRow) -> str:
-    """Return what the node waits for, and its last error."""
+    """Return what the node waits for, its last error, and the batches that it has set aside."""
+    return "; ".join(filter(None, [_describe_state(node), node.set_aside_text]))
+
+
+def _describe_state(node: NodeRow) -> str:
     if node.next_retry_at is not None:
         wait = format_duration(max(0, round(node.next_retry_at - time.time())))
         return f"{'ends' if node.role == DELAY else 'retry'} in {wait}" + (

@@ -10,11 +10,19 @@ from flowkit.client import UnknownTask
 from flowkit.errors import ConfigError
 from flowkit.models import ENGINE_TYPES, TaskStatus
 from flowkit.reading.documents import reading
-from flowkit.text import did_you_mean
+from flowkit.text import count_of, describe_set_aside, did_you_mean, shell_word
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from flowkit.adapters.artifacts import FailedBatches
     from flowkit.adapters.tasks.queries import StoredBatch, StoredResult
     from flowkit.client import TaskCatalog
+    from flowkit.reading.state import TaskView
+
+
+_HINTS = 3
+"""How many nodes `set_aside_hints` names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +34,7 @@ class NodeResult:
     batches: int
     """Number of stored batches; failed batches do not count."""
     failed_batches: int
-    """Number of batches that were set aside, once the node has finished."""
+    """Number of batches that were set aside so far."""
     metrics: dict[str, Any]
     """Its final metrics."""
     stats: dict[str, Any]
@@ -76,9 +84,10 @@ async def read_result(
     if document is None:
         raise UnknownTask(task_id)
     stored, batches = await catalog.results(task_id), await catalog.batches(task_id)
+    set_aside = await catalog.set_aside(task_id)
     with reading(task_id):
         require_node(document, node_id)
-        view = make_view(document, stored, batches, node_id)
+        view = make_view(document, stored, batches, set_aside, node_id)
     if node_id is None:
         return view, None
     found, total = await catalog.batch_page(task_id, node_id, offset, limit, failed=failed)
@@ -100,6 +109,7 @@ def make_view(
     document: dict[str, Any],
     results: dict[str, StoredResult],
     batches: dict[str, int],
+    set_aside: Mapping[str, FailedBatches],
     node_id: str | None = None,
 ) -> ResultView:
     """Return the result of a task, or of only one of its nodes, from its document and what its nodes have stored."""
@@ -114,7 +124,7 @@ def make_view(
                 node_id=name,
                 status=node["status"],
                 batches=batches.get(name, 0),
-                failed_batches=node.get("failed_batches") or 0,
+                failed_batches=set_aside[name].count if name in set_aside else 0,
                 metrics=stored.metrics if stored else {},
                 stats=node.get("stats") or {},
                 artifacts_ref=stored.artifacts_ref if stored else None,
@@ -131,13 +141,25 @@ def make_view(
     )
 
 
+def set_aside_hints(task: TaskView | ResultView) -> list[str]:
+    """Return a hint for each node that has set batches aside, with the command that lists them; at most four hints."""
+    counts = {node.node_id: node.failed_batches for node in task.nodes if node.failed_batches}
+    hints = [
+        f"{describe_set_aside(count)} in {node_id}: "
+        f"`flowkit batches {shlex.quote(task.task_id)} {shlex.quote(node_id)} --failed`"
+        for node_id, count in [*counts.items()][:_HINTS]
+    ]
+    more = len(counts) - len(hints)
+    return hints + ([f"{count_of(more, 'more node')} with batches that are set aside"] if more else [])
+
+
 def debug_command(task_id: str, node_id: str, batch_uid: str | None = None) -> str:
     """Return the command that runs a node, or one of its batches, in the user's own process."""
     batch = [] if batch_uid is None else ["--batch", batch_uid]
     if batch_uid is not None and batch_uid.startswith("-"):
         batch = [f"--batch={batch_uid}"]
-    named = [task_id, node_id, *batch]
-    return f"flowkit debug {shlex.join(named)} --handler MODULE:CLASS"
+    named = " ".join(map(shell_word, [task_id, node_id, *batch]))
+    return f"flowkit debug {named} --handler MODULE:CLASS"
 
 
 def debug_node_command(task_id: str, node_id: str, role: str) -> str | None:

@@ -14,8 +14,8 @@ from temporalio.api.enums.v1 import PendingActivityState, TimeoutType
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
 
-from flowkit.actions.records import RESUME
 from flowkit.adapters.entries import utc
+from flowkit.adapters.tasks.fields import TaskTimes, read_times
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.worker_registry import (
     BRIDGE_PREFIX,
@@ -24,7 +24,7 @@ from flowkit.adapters.worker_registry import (
     find_mixed_versions,
 )
 from flowkit.attempt.pollers import never_polled_roles, pollers_by_role, recent_pollers
-from flowkit.attempt.workflows import look_up
+from flowkit.attempt.workflows import QUERY_SEC, look_up, query
 from flowkit.client import UnknownTask
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.engine.sweep import CLOSE_REASONS
@@ -32,6 +32,7 @@ from flowkit.errors import StoreUnavailable
 from flowkit.models import ENGINE_TYPES, NodeStatus, TaskStatus, temporal_names
 from flowkit.models.actions import PausedScope
 from flowkit.models.temporal_names import other_databases, process_of
+from flowkit.models.waits import TEXT, WaitKind, for_resume, for_worker, in_attempt, read_wait
 from flowkit.reading.documents import reading
 from flowkit.text import count_of, describe_set_aside, format_duration, names, one_line
 from flowkit.workflows.display.details import format_pause
@@ -43,29 +44,28 @@ if TYPE_CHECKING:
     from temporalio.client import Client, WorkflowExecutionDescription
     from temporalio.converter import DataConverter
 
+    from flowkit.adapters.artifacts import FailedBatches
     from flowkit.adapters.shards import ShardProgress
     from flowkit.adapters.tasks.queries import ExternalRun, LatestNodeRun
     from flowkit.adapters.worker_registry import RegisteredWorker
     from flowkit.client import TaskCatalog, TaskClient
+    from flowkit.models.waits import NodeWait
 
 
 T = TypeVar("T")
 
-_QUERY_TIMEOUT = timedelta(seconds=5)
 LOOK_UP_TIMEOUT = timedelta(seconds=5)
 """How long Temporal may take to describe a workflow; its client waits for 30 seconds by default."""
 
-_A_DECISION = "a decision"
-"""How the workflow begins to say what such a node waits for."""
-
-_NOT_ACCEPTED = "an external worker"
 _OVERDUE = 0.6
 """Part of the heartbeat timeout after which a worker counts as silent."""
 
 _ACTIVE = (NodeStatus.RUNNING, NodeStatus.CANCELLING)
-_OF_ATTEMPTS = ("batches", "shards", "external_runs")
+_OF_ATTEMPTS = ("batches", "set_aside", "shards", "external_runs")
 """Queries whose results change while attempts run, without a change of the task document or of the workflow."""
-_KEPT = frozenset({*_OF_ATTEMPTS, "_query", "_read_stored", "node_runs", "sources", "pins"})
+_KEPT = frozenset(
+    {*_OF_ATTEMPTS, "_query", "_read_stored", "times", "node_runs", "sources", "pins", "quarantining"}
+)
 """Reads of what belongs to one task. Others, such as those of the workers, are never kept."""
 _BEFORE_ATTEMPT = (NodeStatus.QUEUED, NodeStatus.DEFERRED)
 
@@ -100,6 +100,10 @@ class NodeRow:
     attempt: int = 0
     batches: int = 0
     """Batches stored so far."""
+    failed_batches: int = 0
+    """Batches that have failed, and that the node has set aside so far."""
+    causes: str = ""
+    """Why they have failed, in words: their reason codes, and the error of the latest one; empty if unknown."""
     next_retry_at: float | None = None
     """Seconds since the epoch, while the node waits for its retry."""
     note: str = ""
@@ -124,15 +128,28 @@ class NodeRow:
     waits_for: str = ""
     """What the node waits for: a decision, prerequisites, a slot of the concurrency limits, an external worker that
     accepts the attempt, or a node that pulls from it."""
+    wait_kind: WaitKind | None = None
+    """The kind of this wait, by which programs decide; None if the node waits for nothing."""
     silent: bool = False
     """Whether its attempt sends no heartbeats."""
     shards: str = ""
     """Its shards that run and how far they are, in words; empty if none does."""
 
     @property
+    def set_aside_text(self) -> str:
+        """How many batches are set aside, and why; empty if none are. A failure of the node says it itself."""
+        if not self.failed_batches or self.status == NodeStatus.FAILED:
+            return ""
+        return describe_set_aside(self.failed_batches) + (f" ({self.causes})" if self.causes else "")
+
+    @property
     def awaits_decision(self) -> bool:
         """Whether the node waits until a person decides: about its failure, or about an approval."""
-        return self.waits_for.startswith(_A_DECISION)
+        return self.wait_kind is WaitKind.DECISION
+
+    def waiting_for(self, wait: NodeWait | None) -> NodeRow:
+        """Return the row with another wait."""
+        return replace(self, waits_for=wait.text if wait else "", wait_kind=wait.kind if wait else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +168,9 @@ class TaskView:
     paused: tuple[str, ...] = ()
     """The paused scopes, with who paused them and why."""
     seconds: float | None = None
-    """How long the task took from its creation to its end, or has been open."""
+    """How long the latest run of the task took, or has been open. None if that is unknown."""
+    total_seconds: float | None = None
+    """The same since the creation of the task: with all earlier runs, and the time between them."""
 
 
 class TaskReader:
@@ -222,7 +241,8 @@ class TaskReader:
         running = status is WorkflowExecutionStatus.RUNNING
         sources = [self._queried, self._read] if running else [self._read, self._queried]
         seen = await sources[0]() or await sources[1]() or _make_bare_view(self._task_id)
-        seen = replace(seen, seconds=seen.seconds or _measure(self._description))
+        times = await self._from_store(self._servers.catalog.times) or _times_of(self._description)
+        seen = add_times(seen, times, time.time())
         if status in _ENDS and not seen.status.closed:
             return replace(seen, status=_ENDS[status], reason=seen.reason or CLOSE_REASONS.get(status))
         view = await self._with_waiting(seen)
@@ -254,6 +274,8 @@ class TaskReader:
             if self._keep or not has_later_attempts(view, self._description):
                 break
         view = await self._with_pins(view)
+        if await self._from_store(self._servers.catalog.quarantining):
+            view = add_set_aside(view, await self._from_store(self._servers.catalog.set_aside))
         now = time.time()
         shards = await self._from_store(self._servers.catalog.shards) or {}
         view = add_runs(view, await self._from_store(self._servers.catalog.node_runs) or {}, now, shards)
@@ -282,31 +304,26 @@ class TaskReader:
             return None
         try:
             view = await self._kept_or_read(self._query)
-        except TemporalError:
+        except (TemporalError, TimeoutError):
             self._unresponsive = True
             return None
         return view and add_batches(view, await self._batches())
 
     async def _query(self, task_id: str) -> TaskView | None:
-        handle = self._servers.tasks.handle(task_id)
-        state = await handle.query(temporal_names.STATUS_QUERY, rpc_timeout=_QUERY_TIMEOUT)
+        state = await query(self._servers.temporal, task_id, temporal_names.STATUS_QUERY)
         return None if state.get("nodes_omitted") else read_query(task_id, state, {})
 
     async def _read(self) -> TaskView | None:
-        found = await self._from_store(self._read_stored)
-        if found is None:
-            return None
-        view, times = found
-        return replace(add_batches(view, await self._batches()), seconds=_measure_document(times))
+        view = await self._from_store(self._read_stored)
+        return view and add_batches(view, await self._batches())
 
-    async def _read_stored(self, task_id: str) -> tuple[TaskView, dict[str, Any]] | None:
-        """Return what the task document says, without batches, and its times. The document itself is large."""
+    async def _read_stored(self, task_id: str) -> TaskView | None:
+        """Return what the task document says, without batches. The document itself is large."""
         document = await self._servers.catalog.document(task_id)
         if document is None:
             return None
-        times: dict[str, Any] = {name: document.get(name) for name in ("started_at", "finished_at")}
         with reading(task_id):
-            return read_document(document, {}), times
+            return read_document(document, {})
 
     async def _batches(self) -> dict[str, int]:
         """Return the number of stored batches by node."""
@@ -339,7 +356,7 @@ class TaskReader:
         if view.status.closed or self.queue is None:
             return hints
         if self._unresponsive:
-            return [*hints, f"the engine of queue {self.queue} does not respond; check that it still runs"]
+            return [*hints, describe_silent_engine(self.queue)]
         return hints + await find_missing_processes(
             self._servers.temporal,
             self.queue,
@@ -403,7 +420,7 @@ def add_pending(view: TaskView, description: WorkflowExecutionDescription | None
         if epoch <= node.attempt or node.status not in _BEFORE_ATTEMPT:
             return node
         running = NodeStatus.RUNNING.value
-        return replace(node, status=running, attempt=epoch, waits_for="", next_retry_at=None)
+        return replace(node.waiting_for(None), status=running, attempt=epoch, next_retry_at=None)
 
     return replace(view, nodes=tuple(map(scheduled, view.nodes))) if pending else view
 
@@ -417,6 +434,13 @@ def has_later_attempts(view: TaskView, description: WorkflowExecutionDescription
     )
 
 
+def add_times(view: TaskView, times: TaskTimes | None, now: float) -> TaskView:
+    """Return `view` with how long the latest run and all runs of the task took, or have been open."""
+    if times is None:
+        return view
+    return replace(view, seconds=times.run_seconds(now), total_seconds=times.total_seconds(now))
+
+
 def add_batches(view: TaskView, batches: Mapping[str, int]) -> TaskView:
     """Return `view` with the numbers of stored batches, by node id."""
     nodes = tuple(
@@ -424,6 +448,18 @@ def add_batches(view: TaskView, batches: Mapping[str, int]) -> TaskView:
         for node in view.nodes
     )
     return replace(view, nodes=nodes)
+
+
+def add_set_aside(view: TaskView, found: Mapping[str, FailedBatches] | None) -> TaskView:
+    """Return `view` with the batches that nodes have set aside, by node id. None leaves it as it is."""
+    if found is None:
+        return view
+
+    def changed(node: NodeRow) -> NodeRow:
+        aside = found.get(node.node_id)
+        return replace(node, failed_batches=aside.count if aside else 0, causes=aside.causes if aside else "")
+
+    return replace(view, nodes=tuple(map(changed, view.nodes)))
 
 
 def mark_waiting(view: TaskView, not_taken: frozenset[str]) -> TaskView:
@@ -450,7 +486,8 @@ def add_shards(
         ended = bool(pulled) and all(NodeStatus(each.status).ended for each in pulled)
         is_final = ended or progress.items > 0
         total = progress.items or sum(each.batches for each in pulled)
-        text = describe_progress(progress, node.batches, total, now, is_final=is_final)
+        done = node.batches + node.failed_batches
+        text = describe_progress(progress, done, total, now, is_final=is_final)
         return replace(node, shards=text, waiting=False, worker="")
 
     return replace(view, nodes=tuple(map(describe_shards, view.nodes)))
@@ -459,6 +496,7 @@ def add_shards(
 def describe_progress(progress: ShardProgress, done: int, total: int, now: float, *, is_final: bool) -> str:
     """Return how many shards run, the batches done and in all, the rate, and the time left.
 
+    `done` also counts batches that are set aside; those that the node had stored before its shards began make no rate.
     `total` is 0 if it is unknown, and grows unless it `is_final`.
     """
     workers = {*progress.running}
@@ -466,8 +504,8 @@ def describe_progress(progress: ShardProgress, done: int, total: int, now: float
     if total:
         parts.append(f"{done:,} of {total:,}{'' if is_final else ' so far'}")
     took = now - progress.started_at
-    if done and took >= 1:
-        rate = done / took
+    if done > progress.before and took >= 1:
+        rate = (done - progress.before) / took
         parts.append(f"{rate:,.3g}/s")
         if is_final and total > done:
             parts.append(f"{format_duration(round((total - done) / rate))} left")
@@ -477,7 +515,7 @@ def describe_progress(progress: ShardProgress, done: int, total: int, now: float
 def add_pins(view: TaskView, pins: Mapping[str, str], workers: Sequence[RegisteredWorker]) -> TaskView:
     """Return `view` with what attempts wait for that only workers with the version of the task may run."""
     nodes = tuple(
-        replace(node, waits_for=_describe_pin(node.role, pins[node.role], workers))
+        node.waiting_for(for_worker(_describe_pin(node.role, pins[node.role], workers)))
         if node.waiting and node.role in pins
         else node
         for node in view.nodes
@@ -497,7 +535,7 @@ def _describe_pin(role: str, version: str, workers: Sequence[RegisteredWorker]) 
 def add_waits(view: TaskView, waits: Mapping[str, str]) -> TaskView:
     """Return `view` with what the running attempts wait for, by the ids of their activities."""
     nodes = tuple(
-        replace(node, waits_for=waits[f"{node.node_id}.{node.attempt}"])
+        node.waiting_for(in_attempt(waits[f"{node.node_id}.{node.attempt}"]))
         if node.status == NodeStatus.RUNNING and f"{node.node_id}.{node.attempt}" in waits
         else node
         for node in view.nodes
@@ -513,7 +551,7 @@ def add_runs(
 ) -> TaskView:
     """Return `view` with the worker and the duration of each node's latest attempt, as the task document has them.
 
-    The duration of a node with shards begins with the first of them.
+    The duration of a node with shards begins with the first of them. Shards of an earlier generation do not count.
     """
     nodes = tuple(
         _add_node_run(node, runs.get(node.node_id), shards.get(node.node_id), now) for node in view.nodes
@@ -525,15 +563,19 @@ def _add_node_run(
     node: NodeRow, run: LatestNodeRun | None, shards: ShardProgress | None, now: float
 ) -> NodeRow:
     active = node.status in _ACTIVE
+    if shards is not None and run is not None and shards.generation < run.generation:
+        shards = None
     if shards is not None and active:
         node = replace(node, seconds=round(max(0.0, now - shards.started_at), 2))
-    if run is None or run.epoch != node.attempt or run.started_at is None:
+    is_bridged = run is not None and run.worker.startswith(
+        BRIDGE_PREFIX
+    )  # No worker has accepted the attempt.
+    if run is None or run.epoch != node.attempt or run.started_at is None or is_bridged:
         return node
     started_at = run.started_at if shards is None else min(run.started_at, shards.started_at)
     ended_at = now if active else run.finished_at
     seconds = None if ended_at is None else round(max(0.0, ended_at - started_at), 2)
-    runs = active and not run.worker.startswith(BRIDGE_PREFIX)
-    return replace(node, seconds=seconds, worker=run.worker if runs else "", version=run.version)
+    return replace(node, seconds=seconds, worker=run.worker if active else "", version=run.version)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -612,7 +654,7 @@ def _add_run(node: NodeRow, run: ExternalRun | None, now: float) -> NodeRow:
     if run is None or node.status not in _ACTIVE or node.waiting:
         return node
     if run.worker_id is None:
-        return replace(node, worker="", waits_for=run.waits_for or _NOT_ACCEPTED)
+        return replace(node.waiting_for(for_worker(run.waits_for)), worker="")
     node = replace(node, worker=run.worker_id, external=True, batches=max(node.batches, run.batches))
     if run.heard_at is None or run.lease_until is None:
         return node
@@ -624,28 +666,43 @@ async def find_missing_processes(
 ) -> list[str]:
     """Return hints at what is missing: an engine of the queue and the database, and workers.
 
-    Workers are missing if no worker polls one of `roles`, or if none has ever polled one that nodes need `later`.
-    Without an engine, only roles that no worker has ever polled are named. Without `tasks`, the store of this process,
-    neither the database nor earlier workers are known.
+    Workers are missing if none has ever polled a role that nodes need now or `later`, or if none polls one of `roles`
+    and none is online for it: a worker whose slots are all taken does not poll. Without an engine, only roles that no
+    worker has ever polled are named. Without `tasks`, the store of this process, and without MongoDB, nothing is known
+    of databases and workers, and nothing is said of them.
     """
     option = queue_option(queue)
     engines = await recent_pollers(client, queue, workflows=True)
     hints = [] if engines else [f"no engine polls queue {queue}; start one with `flowkit engine{option}`"]
-    unknown: Mapping[str, Sequence[str]] = {}
     with suppress(StoreUnavailable):
         if tasks is not None:
             others = other_databases(engines, await tasks.deployment())
             hints += _describe_other_databases(queue, others, tasks.database.name)
             unknown = await never_polled_roles(client, tasks.database, queue, {*roles, *later})
-    hints += describe_unknown_roles(unknown, option)
-    if not engines:
-        return hints
-    polled = await pollers_by_role(client, queue, set(roles) - unknown.keys())
-    return hints + [
-        f"no worker polls role {role}; start one with `flowkit worker module:Handler{option}`"
-        for role in roles
-        if role in polled and not polled[role]
-    ]
+            hints += describe_unknown_roles(unknown, option)
+            known = [role for role in roles if role not in unknown] if engines else []
+            hints += [
+                f"no worker polls role {role}; start one with `flowkit worker module:Handler{option}`"
+                for role in await _find_unserved(client, tasks.database, queue, known)
+            ]
+    return hints
+
+
+async def _find_unserved(client: Client, db: Any, queue: str, roles: Sequence[str]) -> list[str]:
+    """Return those of the roles that no process polls, and for which no worker is online."""
+    polled = await pollers_by_role(client, queue, roles)
+    idle = [role for role in roles if not polled[role]]
+    online = await WorkerRegistry(db).find_online(queue, idle) if idle else []
+    served = {role for worker in online for role in worker.handlers}
+    return [role for role in idle if role not in served]
+
+
+def describe_silent_engine(queue: str) -> str:
+    """Return the hint at an engine that polls its queue, or did a minute ago, and has not answered a query."""
+    return (
+        f"no engine of queue {queue} has responded within {QUERY_SEC:g} s; check that one runs: after the end of one, "
+        "and while one waits for MongoDB, others take a moment"
+    )
 
 
 def queue_option(queue: str) -> str:
@@ -682,9 +739,10 @@ def describe_unknown_roles(unknown: Mapping[str, Sequence[str]], option: str = "
 
 
 def list_running_roles(view: TaskView) -> list[str]:
-    """Return the roles of the running nodes, without those that need no worker."""
+    """Return the roles of the running nodes, without those that need no worker, or that a worker serves right now."""
     running = (node.role for node in view.nodes if node.status == NodeStatus.RUNNING)
-    return [role for role in dict.fromkeys(running) if role not in ENGINE_TYPES]
+    served = {node.role for node in view.nodes if (node.worker and not node.lost) or node.shards}
+    return [role for role in dict.fromkeys(running) if role not in ENGINE_TYPES and role not in served]
 
 
 def list_roles(graph: Mapping[str, Any]) -> list[str]:
@@ -722,7 +780,7 @@ def read_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView
     """Return the view from a task document."""
     status, coordinator = TaskStatus(document["status"]), document.get("coordinator") or {}
     paused = [] if status.closed else coordinator.get("paused") or []
-    return TaskView(
+    view = TaskView(
         task_id=document["id"],
         status=status,
         source="document",
@@ -731,8 +789,8 @@ def read_document(document: dict[str, Any], batches: dict[str, int]) -> TaskView
         handled_failures=tuple((document.get("result") or {}).get("handled_failures") or ()),
         revision=coordinator.get("revision") or 0,
         paused=tuple(format_pause(_read_scope(each)) for each in paused),
-        seconds=_measure_document(document),
     )
+    return add_times(view, read_times(document), time.time())
 
 
 def _read_scope(stored: Mapping[str, Any]) -> PausedScope:
@@ -745,23 +803,18 @@ def _read_scope(stored: Mapping[str, Any]) -> PausedScope:
     )
 
 
-def _measure_document(document: dict[str, Any]) -> float | None:
-    """Return how long a task took, or has been open."""
-    try:
-        started_at = datetime.fromisoformat(document["started_at"]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return None
-    finished_at = document.get("finished_at")
-    ended_at = time.time() if finished_at is None else utc(finished_at).timestamp()
-    return round(max(0.0, ended_at - started_at), 2)
-
-
-def _measure(description: WorkflowExecutionDescription | None) -> float | None:
-    """Return how long the task's workflow took, or has been open; of a long task, only its latest run."""
+def _times_of(description: WorkflowExecutionDescription | None) -> TaskTimes | None:
+    """Return the times of a task from its workflow; None if a workflow run has continued an earlier one, whose begin
+    Temporal does not say.
+    """
     if description is None:
         return None
-    ended_at = time.time() if description.close_time is None else description.close_time.timestamp()
-    return round(max(0.0, ended_at - description.start_time.timestamp()), 2)
+    info = description.raw_description.workflow_execution_info
+    if info.first_run_id not in ("", description.run_id):
+        return None
+    began_at = description.start_time.timestamp()
+    ended_at = None if description.close_time is None else description.close_time.timestamp()
+    return TaskTimes(created_at=began_at, began_at=began_at, ended_at=ended_at)
 
 
 def _read_document_nodes(document: dict[str, Any], batches: dict[str, int]) -> Iterator[NodeRow]:
@@ -776,26 +829,22 @@ def _read_node(
 ) -> NodeRow:
     status = node["status"]
     error = node.get("last_error") if status != NodeStatus.FINISHED else None
-    return NodeRow(
+    wait = read_wait(node)
+    row = NodeRow(
         node_id=node["node_id"],
         role=node["type"],
         status=status,
         attempt=node.get("attempt_epoch") or 0,
         batches=batches.get(node["node_id"], 0),
-        next_retry_at=retry_at if status == NodeStatus.DEFERRED and not node.get("waits_for") else None,
-        note=one_line(error or node.get("skip_reason") or _describe_failed_batches(node)),
-        waits_for=_stored_wait(node) if status in _BEFORE_ATTEMPT else "",
+        next_retry_at=retry_at if status == NodeStatus.DEFERRED and not wait else None,
+        failed_batches=node.get("failed_batches") or 0,
+        note=one_line(error or node.get("skip_reason") or ""),
         silent=silent,
     )
-
-
-def _stored_wait(node: dict[str, Any]) -> str:
-    """Return what a node waits for before its first attempt. Only documents flag paused nodes."""
-    return node.get("waits_for") or (RESUME if node.get("paused") else "")
-
-
-def _describe_failed_batches(node: dict[str, Any]) -> str:
-    return describe_set_aside(count) if (count := node.get("failed_batches")) else ""
+    if status not in _BEFORE_ATTEMPT:
+        return row
+    # Only documents flag paused nodes.
+    return row.waiting_for(wait or (for_resume() if node.get("paused") else None))
 
 
 def _make_bare_view(task_id: str) -> TaskView:
@@ -813,8 +862,17 @@ def _list_pending_attempts(description: WorkflowExecutionDescription | None) -> 
 
 
 def find_untaken(description: WorkflowExecutionDescription | None) -> frozenset[str]:
-    """Return the ids of the activities that no worker has started."""
-    return frozenset(each.activity_id for each in _list_pending(description) if each.state == _SCHEDULED)
+    """Return the ids of the activities that no worker has ever started.
+
+    Of a node with shards, one always waits for a worker. It does not count while another one of the node runs.
+    """
+    pending = [(key_of(each.activity_id), each) for each in _list_pending(description)]
+    run = {key[0] for key, each in pending if key is not None and each.state != _SCHEDULED}
+    return frozenset(
+        each.activity_id
+        for key, each in pending
+        if each.state == _SCHEDULED and each.attempt <= 1 and (key is None or key[0] not in run)
+    )
 
 
 async def read_waits(
@@ -842,4 +900,4 @@ async def _decode_details(activity: PendingActivityInfo, converter: DataConverte
 def _read_wait(details: Any) -> str:
     """Return the wait of an attempt that runs. Of an external attempt that waits, the task document has the text."""
     known = details if isinstance(details, dict) else {}
-    return str(known.get("waits_for") or "") if known.get("state") == "running" else ""
+    return str(known.get(TEXT) or "") if known.get("state") == "running" else ""

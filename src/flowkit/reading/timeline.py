@@ -22,8 +22,8 @@ from temporalio.api.enums.v1 import EventType
 from flowkit.actions.records import PAUSE, RESUME, SATISFY
 from flowkit.actions.scopes import Pauses
 from flowkit.adapters.entries import utc
+from flowkit.adapters.tasks.fields import TaskTimes, read_times
 from flowkit.adapters.tasks.record import read_actions
-from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.client import UnknownTask
 from flowkit.errors import ActionRejected
 from flowkit.graph.validation import normalized
@@ -40,6 +40,7 @@ from flowkit.reading.explain import (
     explain_timeline,
 )
 from flowkit.reading.notes import describe_waits
+from flowkit.reading.results import set_aside_hints
 from flowkit.reading.state import TaskReader, key_of
 from flowkit.text import count_of, names
 from flowkit.workflows.display.summaries import TimerKind, read_timer, timer_name
@@ -112,8 +113,15 @@ class TaskExplanation:
     is_open: bool
     """Whether the times end now, because the task has not ended."""
     report: TimeReport
+    """Of the latest run."""
+    total_seconds: float
+    """How long the task took from its creation: longer than its latest run if it has run more than once."""
     waits_for: str
     """What the task does and waits for, in a paragraph; empty once it has ended."""
+    reason: str | None = None
+    """Why the task has failed, or was cancelled."""
+    set_aside: tuple[str, ...] = ()
+    """Hints at nodes that have set batches aside, each with the command that lists them."""
     missing: tuple[str, ...]
     """What is not known, in sentences."""
 
@@ -135,13 +143,17 @@ async def explain_task(servers: Servers, task_id: str) -> TaskExplanation:
     timeline, missing = make_timeline(document, attempts, observed, time.time(), complete=complete)
     if not document:
         timeline = replace(timeline, began_at=timeline.ended_at - (view.seconds or 0.0))
+    report = explain_timeline(timeline)
     waits_for = describe_waits(view, await reader.hints(view)) if is_open else ""
     return TaskExplanation(
         task_id=task_id,
         status=view.status,
         is_open=is_open,
-        report=explain_timeline(timeline),
+        report=report,
+        total_seconds=report.seconds + (view.total_seconds or 0.0) - (view.seconds or 0.0),
         waits_for=waits_for,
+        reason=view.reason,
+        set_aside=tuple(set_aside_hints(view)),
         missing=tuple(missing),
     )
 
@@ -159,6 +171,7 @@ def to_json(explained: TaskExplanation) -> dict[str, Any]:
         "open": explained.is_open,
         "began_at": datetime.fromtimestamp(report.began_at, UTC).isoformat(),
         "seconds": round(report.seconds, _DECIMALS),
+        "total_seconds": round(explained.total_seconds, _DECIMALS),
         "parts": {part.value: round(seconds, _DECIMALS) for part, seconds in report.parts.items()},
         "path": [
             {
@@ -177,7 +190,9 @@ def to_json(explained: TaskExplanation) -> dict[str, Any]:
             }
             for each in report.speed_ups
         ],
+        "reason": explained.reason,
         "waits_for": explained.waits_for,
+        "set_aside": [*explained.set_aside],
         "missing": [*explained.missing],
     }
 
@@ -294,8 +309,9 @@ def make_timeline(
     """
     graph = normalized(dict(document["graph"])) if document.get("graph") else Graph(nodes=())
     attempts = _leave_out_reserved(graph, attempts)
-    actions, ended = read_actions(dict(document)), document.get("finished_at")
-    began_at = max([_read_start(document, now), *(each.at for each in actions if each.action == RERUN)])
+    actions = read_actions(dict(document))
+    times = read_times(document) or TaskTimes(created_at=now, began_at=now, ended_at=None)
+    began_at = times.began_at
     missing = [*_list_missing(document, actions, attempts, complete=complete)]
     if stopped := _find_stopped_waits(graph, document, actions):
         missing.append(
@@ -307,7 +323,7 @@ def make_timeline(
     open_or_finished = document.get("status") not in (TaskStatus.FAILED, TaskStatus.CANCELLED)
     timeline = TaskTimeline(
         began_at=began_at,
-        ended_at=now if ended is None else utc(ended).timestamp(),
+        ended_at=now if times.ended_at is None else times.ended_at,
         nodes=tuple(made.make(node, waits[node.index]) for node in graph.nodes),
         resets=tuple(each.at for each in actions if each.action not in _WITHOUT_RESETS),
         gains=open_or_finished,
@@ -326,13 +342,6 @@ def _leave_out_reserved(graph: Graph, attempts: Sequence[AttemptView]) -> list[A
             at is not None for at in (each.scheduled_at, each.started_at, each.accepted_at, each.ended_at)
         )
     ]
-
-
-def _read_start(document: Mapping[str, Any], now: float) -> float:
-    try:
-        return datetime.fromisoformat(document["started_at"]).timestamp()
-    except (KeyError, TypeError, ValueError):
-        return now
 
 
 def _list_missing(
@@ -484,7 +493,9 @@ class _NodeTimelines:
         for attempt, following in zip(own, [*own[1:], None], strict=False):
             known = (attempt.scheduled_at, attempt.started_at, attempt.accepted_at, attempt.ended_at)
             scheduled_at = next(at for at in known if at is not None)
-            started_at, ended_at = _start_of(attempt), attempt.ended_at
+            started_at, ended_at = attempt.began_at, attempt.ended_at
+            if attempt.outcome is AttemptOutcome.LOST and attempt.started_at is None:
+                started_at = attempt.accepted_at or attempt.scheduled_at
             if ended_at is None and (attempt.outcome not in _OPEN or (following and node.parallel == 1)):
                 ended_at = started_at or scheduled_at
             yield AttemptSpan(
@@ -497,17 +508,6 @@ class _NodeTimelines:
                 first_batch_at=self._observed.batches.get((attempt.node_id, attempt.attempt)),
             )
             before = attempt
-
-
-def _start_of(attempt: AttemptView) -> float | None:
-    """Return when the worker of an attempt began to work; None if none has. A bridge is no worker."""
-    if attempt.accepted_at is not None:
-        return attempt.accepted_at
-    if (attempt.worker or "").startswith(BRIDGE_PREFIX):
-        return None
-    if attempt.started_at is None and attempt.outcome is AttemptOutcome.LOST:
-        return attempt.scheduled_at
-    return attempt.started_at
 
 
 def _is_reset(before: AttemptView, attempt: AttemptView) -> bool:

@@ -32,7 +32,7 @@ from flowkit.graph.scheduled import format_nominal
 from flowkit.models import temporal_names
 from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner
 from flowkit.schedules.history import REFUSED, Histories, NominalTime, nominal_time_of, task_id_of
-from flowkit.schedules.nominal_times import NominalTimes, look
+from flowkit.schedules.nominal_times import FIRST, NominalTimes, look
 from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition, ScheduleStep, plan_changes
 from flowkit.schedules.times import ScheduleOptions, ScheduleTimes, times_of
 from flowkit.schedules.views import ScheduledRun, ScheduleView
@@ -142,7 +142,8 @@ class Schedules:
 
     async def list_schedules(self) -> list[ScheduleView]:
         """Return the schedules of the deployment by name. A new one may be missing for a moment."""
-        return await gather_some(self._listed_view, await self._listed(), _CONCURRENT)
+        views = await gather_some(self._listed_view, await self._listed(), _CONCURRENT)
+        return await self._with_backfilled(views)
 
     async def _listed(self) -> list[_Listed]:
         """Return the schedules of the deployment as Temporal lists them."""
@@ -165,6 +166,18 @@ class Schedules:
             next_times=await self._nominal.coming(name, schedule.spec, info.next_action_times),
             last_task=task_id_of(info.recent_actions[-1]) if info.recent_actions else None,
         )
+
+    async def _with_backfilled(self, views: Sequence[ScheduleView]) -> list[ScheduleView]:
+        """Return schedules with their latest tasks, also if only backfills have started some: Temporal lists those of
+        schedules.
+        """
+        spans = {view.name: (FIRST, datetime.now(UTC)) for view in views if view.last_task is None}
+        tasks = await self._tasks.timed_tasks(spans, 1) if spans else {}
+        latest = {name: max(found, key=lambda task: task.at) for name, found in tasks.items() if found}
+        return [
+            replace(view, last_task=latest[view.name].task_id) if view.name in latest else view
+            for view in views
+        ]
 
     async def show(self, name: str) -> ScheduleView:
         """Return a schedule with its latest tasks, and what has become of them."""
@@ -315,14 +328,14 @@ class Schedules:
         schedule = schedule_pb.Schedule()
         schedule.CopyFrom(present.raw_description.schedule)
         after.times.write_into(schedule, before.times)
-        if (before.graph, before.params) != (after.graph, after.params):
+        if not after.starts_same(before):
             action, converter = schedule.action.start_workflow, self._client.data_converter
-            content = given or await self._prepare(present.id, after)
+            content = given or await self._prepare(present.id, after, _next_time(present, after.times))
             action.input.CopyFrom(Payloads(payloads=await converter.encode([content])))
             action.user_metadata.ClearField("summary")
             if after.title is not None:
                 action.user_metadata.summary.CopyFrom((await converter.encode([after.title]))[0])
-        elif before.times != after.times:
+        elif before.times != after.times and not after.times.edited:
             await self.preview(after.times)
         return schedule
 
@@ -456,7 +469,7 @@ class Schedules:
         definition, info = await self._definition(description), description.info
         spec = description.schedule.spec
         recent = info.recent_actions
-        return ScheduleView(
+        view = ScheduleView(
             name=description.id,
             times=definition.times,
             paused=description.schedule.state.paused,
@@ -469,6 +482,7 @@ class Schedules:
             skipped=info.num_actions_skipped_overlap,
             problem=_lost(description.id) if definition.is_lost else None,
         )
+        return (await self._with_backfilled([view]))[0]
 
     async def _run(self, action: ScheduleActionResult) -> ScheduledRun:
         run = ScheduledRun(task_id=task_id_of(action), scheduled_at=nominal_time_of(action), status="running")
@@ -502,6 +516,11 @@ def _has(found: ScheduleDescription, sent: schedule_pb.Schedule, times: Schedule
     present = found.raw_description.schedule
     same_input = present.action.start_workflow.input == sent.action.start_workflow.input
     return same_input and times_of(found.schedule.spec, found.schedule.policy) == times
+
+
+def _next_time(present: ScheduleDescription, times: ScheduleTimes) -> datetime | None:
+    """Return the next nominal time of a schedule whose times were edited in Temporal; None for others."""
+    return next(iter(present.info.next_action_times), datetime.now(UTC)) if times.edited else None
 
 
 def _free_second(taken: Collection[datetime], now: datetime) -> datetime:

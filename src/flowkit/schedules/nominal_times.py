@@ -21,7 +21,7 @@ from temporalio.client import Schedule, ScheduleActionStartWorkflow, ScheduleSta
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.models import temporal_names
-from flowkit.schedules.times import never_fires, spec_error
+from flowkit.schedules.times import spec_error
 from flowkit.text import one_line
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class NominalTimes:
                 raise
             raise spec_error(times, one_line(error).removeprefix(_SPEC_PROBLEM)) from None
         if not found:
-            raise never_fires(times)
+            raise spec_error(times, "no such time ever comes")
         return found
 
     async def between(self, name: str, spec: ScheduleSpec, start: datetime, end: datetime) -> list[datetime]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
+from flowkit.core.utils import same_json
 from flowkit.text import printable, truncate
 
 if TYPE_CHECKING:
@@ -43,6 +44,10 @@ class ScheduleDefinition:
         """The name of the graph, as Temporal's Web UI shows it beside each task; None without a name."""
         name = self.graph.get("name")
         return truncate(name, _TITLE_CHARS) if isinstance(name, str) else None
+
+    def starts_same(self, other: ScheduleDefinition) -> bool:
+        """Return whether tasks of both have the same graph and params."""
+        return same_json([self.graph, self.params], [other.graph, other.params])
 
     @property
     def is_lost(self) -> bool:
@@ -82,10 +87,12 @@ def plan_changes(
 
 def find_differences(before: ScheduleDefinition, after: ScheduleDefinition) -> Iterator[str]:
     """Yield one line for each option and each param that differs, and one for the graph."""
-    old, new = before.times.as_json(), after.times.as_json()
+    old, new = ({**each.times.as_json(), "edited": None} for each in (before, after))
+    if before.times.edited and not after.times.edited:
+        yield f"its times in Temporal are not those of a cron expression or every; they become {after.times.text}"
     yield from _differences("", old, new)
     yield from _differences("params.", before.params, after.params)
-    if before.graph != after.graph:
+    if not same_json(before.graph, after.graph):
         nodes = [len(each.graph.get("nodes") or ()) for each in (before, after)]
         counts = f", {nodes[0]} → {nodes[1]} nodes" if nodes[0] != nodes[1] else ""
         yield f"the graph changes{counts}"
@@ -93,7 +100,7 @@ def find_differences(before: ScheduleDefinition, after: ScheduleDefinition) -> I
 
 def _differences(prefix: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for key in dict.fromkeys([*old, *new]):
-        if old.get(key) != new.get(key) or (key in old) != (key in new):
+        if (key in old) != (key in new) or not same_json(old.get(key), new.get(key)):
             yield f"{prefix}{key}: {_show(old, key)} → {_show(new, key)}"
 
 

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
+from collections import defaultdict
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta, timezone
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 from zoneinfo import ZoneInfo
 
+from temporalio.api.schedule.v1 import message_pb2 as schedule_pb
 from temporalio.client import (
     Schedule,
+    ScheduleCalendarSpec,
     ScheduleIntervalSpec,
     ScheduleOverlapPolicy,
     SchedulePolicy,
+    ScheduleRange,
     ScheduleSpec,
     ScheduleState,
 )
 
 from flowkit.core.time import time_zones
 from flowkit.errors import ConfigError
+from flowkit.schedules import cron
 from flowkit.text import did_you_mean, names, printed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from temporalio.api.enums.v1 import ScheduleOverlapPolicy as OverlapPolicy
-    from temporalio.api.schedule.v1 import message_pb2 as schedule_pb
     from temporalio.client import ScheduleActionStartWorkflow
 
 OVERLAPS = {
@@ -43,16 +48,7 @@ _OVERLAP_NAMES = {policy: name for name, policy in OVERLAPS.items()}
 _LEAST_CATCHUP = timedelta(seconds=10)
 """Temporal treats a shorter one as this."""
 _LONGEST = timedelta(days=366)
-_SHORTHANDS = {
-    "@yearly": "0 0 1 1 *",
-    "@annually": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@midnight": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
-_FIELDS = 5
+_PARTS = tuple(each.name for each in fields(cron.Calendar))
 _DURATION = re.compile(r"(\d{1,9})\s*([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _SHOWN = 3
@@ -94,6 +90,11 @@ class ScheduleTimes:
     catchup: timedelta = timedelta(days=365)
     jitter: timedelta = timedelta(0)
     pause_on_failure: bool = False
+    edited: bool = False
+    """Whether Temporal has times that neither `cron` nor `every` describes, such as a calendar changed in its Web UI.
+
+    They stay until `cron` or `every` is changed.
+    """
 
     def changed(self, options: ScheduleOptions) -> ScheduleTimes:
         """Return the times with these options; an option that is None or absent stays.
@@ -112,9 +113,12 @@ class ScheduleTimes:
             raise ConfigError(f"cron and every exclude each other; leave one of them out. {_example(zone)}")
         if "cron" in given:
             crons = given["cron"] if isinstance(given["cron"], (list, tuple)) else [given["cron"]]
-            given["cron"], kept = tuple(_read_cron(each, zone) for each in crons), {"every": None}
+            given["cron"], kept = (
+                tuple(dict.fromkeys(_read_cron(each, zone) for each in crons)),
+                {"every": None, "edited": False},
+            )
         elif "every" in given:
-            given["every"], kept = _read_every(given["every"]), {"cron": ()}
+            given["every"], kept = _read_every(given["every"]), {"cron": (), "edited": False}
         for name in ("catchup", "jitter"):
             if name in given:
                 given[name] = read_duration(given[name], name)
@@ -147,9 +151,9 @@ class ScheduleTimes:
     @property
     def text(self) -> str:
         """When the schedule starts tasks, for people: `0 2 * * * Europe/Berlin`, or `every 15m`."""
-        if self.every is not None:
-            return f"every {duration_text(self.every)}"
-        return f"{', '.join(self.cron)} {self.timezone}"
+        every = [] if self.every is None else [f"every {duration_text(self.every)}"]
+        crons = [f"{', '.join(self.cron)} {self.timezone}"] if self.cron else []
+        return ", ".join([*every, *crons, *(["times edited in Temporal"] if self.edited else [])])
 
     def schedule(self, action: ScheduleActionStartWorkflow) -> Schedule:
         """Return Temporal's schedule."""
@@ -157,7 +161,7 @@ class ScheduleTimes:
             action=action,
             spec=self.spec(),
             policy=SchedulePolicy(
-                overlap=OVERLAPS[self.overlap],
+                overlap=OVERLAPS.get(self.overlap, ScheduleOverlapPolicy.SKIP),
                 catchup_window=self.catchup,
                 pause_on_failure=self.pause_on_failure,
             ),
@@ -167,24 +171,33 @@ class ScheduleTimes:
     def spec(self) -> ScheduleSpec:
         """Return Temporal's form of the times. The comments of its calendars hold the cron expressions."""
         return ScheduleSpec(
-            cron_expressions=self._cron_strings(),
+            calendars=self._calendars(),
             intervals=[] if self.every is None else [ScheduleIntervalSpec(every=self.every)],
             jitter=self.jitter or None,
             time_zone_name=self.timezone,
         )
 
-    def _cron_strings(self) -> list[str]:
-        return [f"{_SHORTHANDS.get(each, each)}#{each}" for each in self.cron]
+    def _calendars(self) -> list[ScheduleCalendarSpec]:
+        """Return Temporal's calendars of each cron expression, which is their comment."""
+        return [
+            ScheduleCalendarSpec(
+                comment=comment,
+                **{name: [ScheduleRange(*each) for each in ranges] for name, ranges in parts.items()},
+            )
+            for comment, parts in self._parts()
+        ]
+
+    def _parts(self) -> Iterator[tuple[str, dict[str, list[tuple[int, int, int]]]]]:
+        """Yield the comment and the ranges of each calendar, by the names that Temporal has for its parts."""
+        for text in self.cron:
+            for each in cron.calendars(text):
+                yield text, {name: _ranges(getattr(each, name)) for name in _PARTS}
 
     def write_into(self, schedule: schedule_pb.Schedule, before: ScheduleTimes) -> None:
         """Change the options that differ from `before`, and keep the rest of a schedule, such as its end."""
         spec, policies = schedule.spec, schedule.policies
-        if (self.cron, self.every) != (before.cron, before.every):
-            for field in ("structured_calendar", "calendar", "cron_string", "interval"):
-                spec.ClearField(field)
-            spec.cron_string.extend(self._cron_strings())
-            if self.every is not None:
-                spec.interval.add().interval.FromTimedelta(self.every)
+        if (self.cron, self.every, self.edited) != (before.cron, before.every, before.edited):
+            self._replace_times(spec)
         if self.timezone != before.timezone:
             spec.timezone_name = self.timezone
             spec.ClearField("timezone_data")
@@ -196,33 +209,79 @@ class ScheduleTimes:
             policies.catchup_window.FromTimedelta(self.catchup)
         policies.pause_on_failure = self.pause_on_failure
 
+    def _replace_times(self, spec: schedule_pb.ScheduleSpec) -> None:
+        for field in ("structured_calendar", "calendar", "cron_string", "interval"):
+            spec.ClearField(field)
+        for comment, parts in self._parts():
+            ranges: dict[str, Any] = {
+                name: [schedule_pb.Range(start=start, end=end, step=step) for start, end, step in each]
+                for name, each in parts.items()
+            }
+            spec.structured_calendar.add(comment=comment, **ranges)
+        if self.every is not None:
+            spec.interval.add().interval.FromTimedelta(self.every)
+
 
 def times_of(spec: ScheduleSpec, policy: SchedulePolicy | None = None) -> ScheduleTimes:
     """Return the times of a schedule as Temporal describes it.
 
-    A calendar that was changed in Temporal's Web UI has lost its cron expression, and is shown as `?`.
+    The comments of calendars are the cron expressions from which they were made. Calendars and intervals that are not
+    those of a cron expression or of `every` were changed in Temporal, or were made by an earlier FlowKit.
     """
     policy = policy or SchedulePolicy()
+    stored: dict[str, frozenset[cron.Calendar]] = defaultdict(frozenset)
+    for each in spec.calendars:
+        stored[each.comment or ""] |= {_calendar(each)}
+    crons = tuple(text for text, found in stored.items() if found == _calendars_of(text))
+    every = spec.intervals[0] if len(spec.intervals) == 1 and not spec.intervals[0].offset else None
     return ScheduleTimes(
-        cron=tuple(each.comment or "?" for each in spec.calendars),
-        every=spec.intervals[0].every if spec.intervals else None,
+        cron=crons,
+        every=every.every if every else None,
         timezone=spec.time_zone_name or "UTC",
         overlap=_OVERLAP_NAMES.get(policy.overlap, policy.overlap.name.lower()),
         catchup=policy.catchup_window or ScheduleTimes().catchup,
         jitter=spec.jitter or timedelta(0),
         pause_on_failure=policy.pause_on_failure,
+        edited=len(crons) < len(stored) or bool(spec.intervals and every is None),
     )
+
+
+def _calendars_of(text: str) -> frozenset[cron.Calendar] | None:
+    """Return the calendars of the comment of a calendar; None if it is no cron expression."""
+    try:
+        return cron.calendars(text)
+    except ValueError:
+        return None
+
+
+def _calendar(spec: ScheduleCalendarSpec) -> cron.Calendar:
+    """Return a calendar of Temporal by its values. Without years, all of them fit."""
+    sets = {name: _values(getattr(spec, name)) for name in _PARTS}
+    return cron.Calendar(**{**sets, "year": sets["year"] or cron.YEARS})
+
+
+def _values(ranges: Sequence[ScheduleRange]) -> frozenset[int]:
+    """Return the values of ranges. The end of a range is its start, unless it is greater; a step is at least 1."""
+    return frozenset().union(
+        *(range(each.start, max(each.start, each.end) + 1, max(1, each.step)) for each in ranges)
+    )
+
+
+def _ranges(values: frozenset[int]) -> list[tuple[int, int, int]]:
+    """Return values as ranges of start, end and step: one if all have the same distance, else those without gaps."""
+    ordered = sorted(values)
+    steps = {after - before for before, after in pairwise(ordered)}
+    if len(steps) == 1:
+        return [(ordered[0], ordered[-1], steps.pop())]
+    starts = [each for each in ordered if each - 1 not in values]
+    ends = [each for each in ordered if each + 1 not in values]
+    return [(start, end, 1) for start, end in zip(starts, ends, strict=True)]
 
 
 def spec_error(times: ScheduleTimes, problem: str) -> ConfigError:
     """Return the error for times that Temporal has refused with `problem`."""
     what = f"cron is {names([printed(each) for each in times.cron])}" if times.cron else f"{times.text}"
     return ConfigError(f"{what}: {problem}. {_example(_zone(times.timezone))}")
-
-
-def never_fires(times: ScheduleTimes) -> ConfigError:
-    """Return the error for times that never come, such as 31 February."""
-    return spec_error(times, "no such day or time ever comes")
 
 
 def show_times(times: Sequence[datetime], timezone: str) -> str:
@@ -270,21 +329,17 @@ def _example_every() -> str:
 
 
 def _read_cron(text: object, zone: ZoneInfo | timezone) -> str:
-    """Return a cron expression whose form is right. Temporal checks the values of its fields."""
-    problem = "" if isinstance(text, str) else "it is not a text"
-    if isinstance(text, str) and (text := " ".join(text.split())) not in _SHORTHANDS:
-        fields = text.split()
-        if fields and "TZ=" in fields[0]:
-            problem = "a cron expression names no time zone; use the option timezone"
-        elif text.startswith("@"):
-            problem = f"the words are {', '.join(sorted(_SHORTHANDS))}; for an interval use every"
-        elif "#" in text:
-            problem = "cron has no # here, as in 'the second Monday'; list the days, such as 8-14"
-        elif len(fields) != _FIELDS:
-            problem = f"it has {len(fields)} fields instead of five; for an interval of seconds use every"
-    if problem:
-        raise ConfigError(f"cron is {printed(text)}: {problem}. {_example(zone)}")
-    return str(text)
+    """Return a valid cron expression. Raise ConfigError, which names the field and shows the right form."""
+    problem = "it is not a text"
+    if isinstance(text, str):
+        text = " ".join(text.split())
+        try:
+            cron.calendars(text)
+        except ValueError as error:
+            problem = str(error)
+        else:
+            return text
+    raise ConfigError(f"cron is {printed(text)}: {problem}. {_example(zone)}")
 
 
 def _example(zone: ZoneInfo | timezone) -> str:

@@ -53,7 +53,7 @@ class ScheduleView:
     With `jitter`, the first may have passed: its task starts later.
     """
     last_task: str | None = None
-    """The id of the latest task."""
+    """The id of the latest task that it has started; if it has started none, of the latest one of a backfill."""
     runs: Sequence[ScheduledRun] = ()
     """The latest tasks, at most ten, newest first. Only `show` reads them."""
     task: dict[str, Any] = field(default_factory=dict)

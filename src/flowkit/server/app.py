@@ -23,10 +23,16 @@ from starlette.responses import Response
 
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreUnavailable
-from flowkit.server.addresses import names_loopback
 from flowkit.server.errors import HttpError, Unauthorized, log_unexpected
 from flowkit.server.rights import HttpRoute, Open, public_paths
 from flowkit.text import printable, printed, truncate
+from flowkit.validation.web_pages import (
+    FETCH_HEADERS,
+    SITE,
+    comes_from_another_page,
+    names_loopback,
+    opens_a_page,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +61,7 @@ _MAX_PATH_CHARS = 200
 _POLICY_VIOLATION, _INTERNAL_ERROR, _TRY_AGAIN_LATER = 1008, 1011, 1013
 """Close codes of WebSocket connections."""
 
-_CHECKED = (b"host", b"origin", b"content-type")
+_CHECKED = (b"host", b"origin", b"content-type", *(each.encode() for each in FETCH_HEADERS))
 """The headers that show which web page has caused a call."""
 
 _logger = logging.getLogger("flowkit.server")
@@ -162,6 +168,7 @@ class _Entrance:
     async def _run(self, scope: Scope, receive: Receive, response: _Response) -> None:
         """Let the request in, with its caller in the scope as `user`. Raise HttpError if it is not acceptable."""
         if scope["type"] == "http" and scope["path"] in self._public:
+            _refuse_other_pages(scope, opens_page=True)
             return await self._app(scope, receive, response.send)
         if self._calls >= self._max_calls:
             text = f"{self._max_calls} calls are in flight; try again later"
@@ -211,6 +218,7 @@ def _refuse_web_pages(scope: Scope, headers: dict[bytes, bytes]) -> None:
     and one whose host name resolves to this machine (DNS rebinding).
     """
     _refuse_repeated(scope)
+    _refuse_other_pages(scope)
     host = headers.get(b"host", b"").decode("latin-1")
     if not names_loopback(host):
         raise HttpError(
@@ -229,6 +237,17 @@ def _refuse_web_pages(scope: Scope, headers: dict[bytes, bytes]) -> None:
         )
     if scope.get("method") == "POST" and _media_type(headers) != b"application/json":
         raise HttpError(415, "unsupported_media_type", "send the header 'Content-Type: application/json'")
+
+
+def _refuse_other_pages(scope: Scope, *, opens_page: bool = False) -> None:
+    """Raise HttpError for a request of a page of another server. With `opens_page`, a link may lead to this one."""
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+    if comes_from_another_page(headers) and not (opens_page and opens_a_page(scope["method"], headers)):
+        raise HttpError(
+            403,
+            "site_not_allowed",
+            f"the header Sec-Fetch-Site is {printed(headers[SITE])}; the server rejects requests of other web pages",
+        )
 
 
 def _refuse_repeated(scope: Scope) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from starlette.responses import Response
 
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreRefused, StoreUnavailable
+from flowkit.masks import is_secret_name
 from flowkit.server.connection import Connection
 from flowkit.server.errors import HttpError, log_unexpected
 from flowkit.server.rights import HttpRoute, Open, SocketRoute, refusal
@@ -47,8 +47,6 @@ MAX_PROBLEMS = 20
 
 _NAME_CHARS, _PATH_CHARS = 100, 200
 """Maximum length of an unknown name for which the server looks for a similar one, and of a field's path in an error."""
-
-_SECRET_NAME = re.compile(r"secret|passw|token|credential|api_?key|private_?key|authorization", re.IGNORECASE)
 
 
 class RpcError(Exception):
@@ -487,7 +485,7 @@ def invalid_params(problems: Sequence[dict[str, Any]], more: int = 0) -> Invalid
 def describe_problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str]) -> dict[str, Any]:
     """Return what is wrong with one field of parameters. The value of a secret, or of a missing field, is left out."""
     path = [str(part) for part in error["loc"]]
-    hidden = any(part in secrets or _SECRET_NAME.search(part) for part in path)
+    hidden = any(part in secrets or is_secret_name(part) for part in path)
     kind = error["type"]
     problem = error["msg"]
     if kind == "extra_forbidden":

@@ -14,6 +14,7 @@ from flowkit.activities.builtin_functions import default_adapters
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.core.time import SystemClock
 from flowkit.errors import ConfigError
+from flowkit.graph.params import complete_params
 from flowkit.graph.scheduled import evaluate_params, format_nominal
 from flowkit.graph.submission import convert_to_json, parse_input, validate_input
 from flowkit.graph.validation import raise_if, unknown_function
@@ -328,10 +329,9 @@ async def _prepare(
     task_id = str(uuid.uuid4())
     if scheduled_at is not None and isinstance(params, dict):
         params = evaluate_params(params, format_nominal(scheduled_at))
-    given = {
-        "params": convert_to_json("params", pipeline.dump_params(params)),
-        "graph": convert_to_json("graph", pipeline.graph),
-    }
+    graph = convert_to_json("graph", pipeline.graph)
+    own_params = convert_to_json("params", pipeline.dump_params(params))
+    given = {"params": complete_params(graph, own_params), "graph": graph}
     parsed, new = validate_input(task_id, given), parse_input(task_id, given)
     await ParamsChecks().check(new.graph, new.params)
     database = memory_database() if db is None else db

@@ -7,6 +7,7 @@ from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from pymongo.errors import BulkWriteError, DuplicateKeyError
 from pymongo.results import BulkWriteResult
 
 if TYPE_CHECKING:
@@ -83,16 +84,26 @@ async def _find_one_and_update(
     return found
 
 
-_parts_of_update = attrgetter("_filter", "_doc")
+_parts_of_update = attrgetter("_filter", "_doc", "_upsert")
 
 
 async def _bulk_write(
     collection: Any, requests: Sequence[UpdateOne], *, ordered: bool = True
 ) -> BulkWriteResult:
     """Apply single-document updates one by one: mongomock's `bulk_write` does not support PyMongo 4.11 and later."""
-    done = [await collection.update_one(*_parts_of_update(request)) for request in requests]
-    counts = {
-        "nMatched": sum(each.matched_count for each in done),
-        "nModified": sum(each.modified_count for each in done),
-    }
+    counts, errors = {"nMatched": 0, "nModified": 0, "nUpserted": 0}, []
+    for index, request in enumerate(requests):
+        condition, update, upsert = _parts_of_update(request)
+        try:
+            done = await collection.update_one(condition, update, upsert=bool(upsert))
+        except DuplicateKeyError as error:
+            errors.append({"index": index, "code": 11000, "errmsg": str(error)})
+            if ordered:
+                break
+            continue
+        counts["nMatched"] += done.matched_count
+        counts["nModified"] += done.modified_count
+        counts["nUpserted"] += done.upserted_id is not None
+    if errors:
+        raise BulkWriteError({**counts, "writeErrors": errors, "writeConcernErrors": []})
     return BulkWriteResult(counts, acknowledged=True)

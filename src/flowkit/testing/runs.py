@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from flowkit.activities.json_types import JsonType
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.models import NodeStatus, TaskStatus
+from flowkit.models.metas import read_meta
 from flowkit.text import names
 
 if TYPE_CHECKING:
@@ -285,7 +286,7 @@ async def _read_node(db: Database, task_id: str, node: dict[str, Any], show: Cal
 async def _read_final(db: Database, task_id: str, node_id: str) -> dict[str, Any]:
     marker = {"task_id": task_id, "node_id": node_id, "status": "complete"}
     complete: dict[str, Any] = await db.artifacts.find_one(marker) or {}
-    return complete.get("meta") or {}
+    return read_meta(complete) or {}
 
 
 def _read_events(nodes: Sequence[dict[str, Any]]) -> Events:

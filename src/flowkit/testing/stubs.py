@@ -52,7 +52,7 @@ class Stub(RoleHandler):
         self.calls: list[Any] = []
         """The items of all batches that it has processed or failed, in order."""
         self._result: Any = (
-            result if callable(result) else _constant({} if result is None else _result.to_meta(result))
+            result if callable(result) else _constant(_result.from_meta(_result.to_meta(result)))
         )
         self._batches = batches
         self._error = error
@@ -64,7 +64,7 @@ class Stub(RoleHandler):
             yield Batch(payload=loaded or {})
             return
         for place, given in enumerate(self._batches):
-            yield Batch(batch_uid=str(place), payload=_result.to_meta(given))
+            yield Batch.model_construct(batch_uid=str(place), payload=_result.to_meta(given))
 
     async def process_batch(self, batch: Batch, ctx: RunContext) -> BatchResult:
         """Return the result, or fail."""
@@ -73,10 +73,14 @@ class Stub(RoleHandler):
         if self._error is not None and self._left != 0:
             self._left = None if self._left is None else self._left - 1
             raise self._error
-        found = item if self._batches is not None else self._result(item)
+        if self._batches is not None:
+            return BatchResult.model_construct(success=True, metrics=batch.payload)
+        found = self._result(item)
         if inspect.isawaitable(found):
             found = await found
-        return BatchResult(success=True, metrics={} if found is None else _result.to_meta(found))
+        return BatchResult.model_construct(
+            success=True, metrics={} if found is None else _result.to_meta(found)
+        )
 
 
 def item_of(batch: Batch) -> Any:

@@ -53,12 +53,9 @@ def new_task_id_problem(
 
     `kind` says what starts the task: some ids are reserved for one kind of owner.
     """
-    if isinstance(value, str) and reserved_for(value) not in {None, kind}:
-        return (
-            f"{name} is {shown(value)}; ids that begin with {value.partition(':')[0]}: are reserved "
-            "for the runs of flows, "
-            "which flow.start starts; choose another id"
-        )
+    reserved = reserved_for(value) if isinstance(value, str) else None
+    if reserved is not None and kind not in reserved.kinds:
+        return f"{name} is {shown(value)}; {reserved.text}; choose another id"
     bad = name_bad_character(value, _is_deceptive)
     good = is_task_id(value) and not bad and not has_blank_end(value)
     wanted = (

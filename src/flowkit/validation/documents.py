@@ -7,6 +7,7 @@ an error, although `{a:b}` is YAML as well.
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import dataclass
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowkit.errors import ConfigError
 from flowkit.limits import FILE_BYTES
-from flowkit.text import SECRET_KEY, SECRET_TEXT, add_caret, one_line, printed
+from flowkit.masks import HIDDEN, SECRET_TEXT, is_secret_name
+from flowkit.text import add_caret, one_line, printed
 from flowkit.validation import json_places
 from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 YAML_SUFFIXES: Final = (".yaml", ".yml")
 VALUE_SUFFIXES: Final = (".json", *YAML_SUFFIXES)
@@ -29,15 +31,14 @@ VALUE_SUFFIXES: Final = (".json", *YAML_SUFFIXES)
 _BOM: Final = "\ufeff"
 """With which some editors and shells begin a file."""
 
-_LEVELS: Final = 3
-"""Levels of nesting whose lines are known: enough for `graph.nodes[0]`."""
-
-_HIDDEN: Final = "(hidden)"
 
 _LIKE_YAML: Final = re.compile(r"\s*(#.*\n\s*)*(---|- |[A-Za-z_][\w-]*:(\s|$))")
 _IN_MESSAGE: Final = re.compile(r" at line (?P<line>\d+) column (?P<column>\d+)")
 _NODE: Final = re.compile(
     r"""node (?P<id>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(graph\.)?nodes\[(?P<index>\d+)\]"""
+)
+_UNKNOWN_KEY: Final = re.compile(
+    r""": (?:(?P<section>[a-z_.]+): )?unknown key (?P<key>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*");"""
 )
 
 _REMEDIES: Final = {
@@ -144,7 +145,7 @@ class Document:
         except YamlRefused as error:
             problem = error.problem if error.is_yaml else f"not YAML: {error.problem}"
             if error.shown and _may_show_secret(text, error.offset):
-                problem = problem.replace(error.shown, _HIDDEN)
+                problem = problem.replace(error.shown, HIDDEN)
             raise self._error(problem, text, error.offset) from None
 
     def _error(self, problem: str, text: str, offset: int | None) -> ConfigError:
@@ -160,21 +161,28 @@ class Document:
     # --- places -------------------------------------------------------------------------------------------------
 
     def locate(self, problems: Iterable[str], nodes: object, above: _Path = ("nodes",)) -> list[str]:
-        """Return the problems of a graph, with the name of the file and the line before each that names a node.
+        """Return the problems of a graph, with the name of the file and the line before each whose place is known.
 
+        That is the line of the graph, of its nodes or of a node; of an unknown key, its line and its column.
         `nodes` are those of the graph, and `above` leads to them.
         """
         indexes = {}
         if isinstance(nodes, list):
             ids = (each.get("node_id") if isinstance(each, dict) else None for each in nodes)
             indexes = {printed(node_id): index for index, node_id in enumerate(ids)}
-        found = [(problem, _index_of(problem, indexes)) for problem in problems]
-        lines = dict(self._lines()) if any(index is not None for _, index in found) else {}
-        places = [(problem, index is not None and lines.get((*above, index))) for problem, index in found]
-        return [f"{self.name}:{line}: {problem}" if line else problem for problem, line in places]
+        found = [(problem, *_place_of(problem, indexes, above)) for problem in problems]
+        places = dict(self._places()) if any(path is not None for _, path, _ in found) else {}
+        return [f"{self._prefix(path, key, places)}{problem}" for problem, path, key in found]
 
-    def _lines(self) -> Iterator[tuple[_Path, int]]:
-        """Yield the lines of the outer values of a text that can be loaded."""
+    def _prefix(self, path: _Path | None, key: _Path | None, places: Mapping[_Path, tuple[int, int]]) -> str:
+        """Return the name of the file with the line and the column of a key, or else the line of a value."""
+        if key is not None and key in places:
+            line, column = places[key]
+            return f"{self.name}:{line}:{column}: "
+        return f"{self.name}:{places[path][0]}: " if path is not None and path in places else ""
+
+    def _places(self) -> Iterator[tuple[_Path, tuple[int, int]]]:
+        """Yield the lines and columns of the outer values of a text that can be loaded."""
         text = self.text.removeprefix(_BOM)
         if is_json := _begins_like_json(text):
             try:
@@ -183,19 +191,30 @@ class Document:
                 is_json = False
         if is_json:
             line, before = 1, 0
-            for path, offset in json_places.offsets(text, _LEVELS).items():
+            for path, offset in json_places.offsets(text).items():
                 line, before = line + text.count("\n", before, offset), offset
-                yield path, line
+                yield path, (line, offset - text.rfind("\n", 0, offset))
             return
         places: dict[_Path, tuple[int, int]] = {}
         self._load_yaml(text, places)
-        yield from ((path, place[0]) for path, place in places.items())
+        yield from places.items()
 
 
-def _index_of(problem: str, indexes: dict[str, int]) -> int | None:
-    if not (found := _NODE.match(problem)):
-        return None
-    return int(found["index"]) if found["index"] else indexes.get(found["id"])
+def _place_of(problem: str, indexes: dict[str, int], above: _Path) -> tuple[_Path | None, _Path | None]:
+    """Return the path of what a problem concerns, and that of an unknown key in it; None for what is not known."""
+    if problem.startswith("graph must be "):
+        return above[:-1], None
+    if problem.startswith("graph.nodes must be "):
+        return above, None
+    found = _NODE.match(problem)
+    index = None if found is None else int(found["index"]) if found["index"] else indexes.get(found["id"])
+    if found is None or index is None:
+        return None, None
+    node = (*above, index)
+    if (key := _UNKNOWN_KEY.match(problem, found.end())) is None:
+        return node, None
+    section = key["section"].split(".") if key["section"] else ()
+    return node, (*node, *section, ast.literal_eval(key["key"]))
 
 
 def _begins_like_json(text: str) -> bool:
@@ -220,7 +239,7 @@ def _may_show_secret(text: str, offset: int) -> bool:
     end = text.find("\n", offset)
     near = text[max(start, offset - 1_000) : offset + 1_000 if end < 0 else min(end, offset + 1_000)]
     lines = (near, *_outer_lines(text, offset))
-    return any(SECRET_KEY.search(each) or SECRET_TEXT.search(each) for each in lines)
+    return any(is_secret_name(each) or SECRET_TEXT.search(each) for each in lines)
 
 
 def _outer_lines(text: str, offset: int) -> Iterator[str]:

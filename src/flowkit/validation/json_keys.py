@@ -25,6 +25,8 @@ from flowkit.text import printed, shown_path
 _YEAR_DAYS = 365
 _YEARS = re.compile(rb'"-?P[0-9]+Y')
 """A duration that pydantic writes with years of 365 days."""
+TOO_DEEP = "it is nested too deeply, or contains itself; make it flatter"
+"""What is wrong with a value for which `is_too_deep` is true of the error."""
 _LEVELS = 200
 """Levels in which equal keys and iterators are searched."""
 _LEAVES = frozenset([str, int, float, bool, bytes, type(None)])
@@ -296,3 +298,8 @@ def _place(path: _Path) -> str:
 def _steps(path: _Path) -> tuple[str | int, ...]:
     """Return the keys and indexes of a path."""
     return tuple(part[1:] if part.startswith(".") else int(part[1:-1]) for part in _parts(path))
+
+
+def is_too_deep(error: Exception) -> bool:
+    """Return whether a value could not be written as JSON because of its depth. pydantic says so only in its text."""
+    return isinstance(error, RecursionError) or "depth exceeded" in str(error)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 Path = tuple[str | int, ...]
 """The keys and indexes that lead to a value."""
 
+PLACE_LEVELS: Final = 5
+"""Levels of nesting of which the places are known: enough for the keys of `graph.nodes[0].io`."""
+
 _TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{},:]|[^\s\[\]{},:"]+', re.DOTALL)
 
 
@@ -102,10 +105,10 @@ def _is_infinite(token: str) -> bool:
         return False
 
 
-def offsets(text: str, levels: int) -> dict[Path, int]:
+def offsets(text: str) -> dict[Path, int]:
     """Return where the outer values begin: the key of a value, or the value itself in a list."""
     found: dict[Path, int] = {}
     for step in walk(text):
-        if len(step.path) <= levels:
+        if len(step.path) <= PLACE_LEVELS:
             found.setdefault(step.path, step.offset)
     return found

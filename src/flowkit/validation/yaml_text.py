@@ -16,6 +16,7 @@ from yaml import events
 from flowkit.errors import ConfigError
 from flowkit.limits import YAML_LEVELS, YAML_VALUES
 from flowkit.text import printed, shown_path
+from flowkit.validation.json_places import PLACE_LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +30,6 @@ Path = tuple[str | int, ...]
 
 Places = dict[Path, tuple[int, int]]
 """The line and the column, from 1, at which the key of a value begins, or the value itself in a list."""
-
-PLACE_LEVELS: Final = 3
-"""Levels of nesting of which the places are known: enough for `graph.nodes[0]`."""
 
 _TAG: Final = "tag:yaml.org,2002:"
 _CONSTANTS: Final = {

@@ -296,6 +296,8 @@ class Worker:
         thread, self._thread = self._thread, None
         if thread is not None:
             await thread.stop()
+        pools = (self._threads, self._processes)
+        await asyncio.gather(*(pool.close() for pool in pools if pool is not None))
         keeping, self._keeping = self._keeping, []
         for each in keeping:
             each.cancel()
@@ -307,10 +309,6 @@ class Worker:
             await lines.stop()
         if registration is not None:
             await registration.stop()
-        if self._threads is not None:
-            self._threads.close()
-        if self._processes is not None:
-            self._processes.close()
 
     def health(self) -> Health:
         """Return whether the worker is running, the error that ended it, and its loops' health. Contacts no server."""

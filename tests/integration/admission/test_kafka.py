@@ -15,10 +15,10 @@ from flowkit.admission.models import Door as Via
 from flowkit.admission.models import Kind, Limits, Request, State
 from flowkit.bridge.kafka.offsets import Offsets
 from flowkit.errors import KafkaUnavailable, StoreUnavailable
-from flowkit.limits import KAFKA_RECORD_BYTES
 from tests.admission.events import REQUESTED, record, refuse_inserts, requested
 from tests.integration.admission.conftest import Door
 from tests.integration.harness import eventually
+from tests.kafka_batches import Codec, good_large_good, peak_memory_mb, reset_peak_memory, send_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,12 +182,28 @@ def headers_of(record: Any) -> dict[str, str]:
     return {name: value.decode() for name, value in record.headers}
 
 
-async def test_a_dead_letter_has_the_beginning_of_a_large_record(door: Door) -> None:
-    large = record(door.topics.topic("execution_failed"), 7, value=b" " * (KAFKA_RECORD_BYTES + 1))
-    await door.consumer.handle([large])
+async def test_a_dead_letter_has_the_beginning_of_its_record(door: Door) -> None:
+    long = record(door.topics.topic("execution_failed"), 7, value=b" " * (DEAD_LETTER_BYTES + 1))
+    await door.consumer.handle([long])
     [letter] = await door.records("dead_letters", 1)
-    assert headers_of(letter)["error"] == "the record has 4,000,001 bytes, more than 4,000,000"
     assert letter.value == b" " * DEAD_LETTER_BYTES
+
+
+async def test_a_dead_letter_of_a_record_of_300_mb_has_no_value(door: Door) -> None:
+    topic = door.topics.topic("execution_requested")
+    raw = good_large_good(Codec.zstd, good=lambda number: json.dumps(requested(f"e{number}")).encode())
+    reset_peak_memory()
+    before = peak_memory_mb()
+    await send_batch(door.bootstrap, topic, raw)
+    async with door.running():
+        await door.until_read()
+    assert peak_memory_mb() - before < 100
+    [letter] = await door.records("dead_letters", 1)
+    found = headers_of(letter)
+    assert (found["reason"], found["offset"]) == ("too_large", "1")
+    assert found["error"] == "the record has more than 4,000,000 bytes"
+    assert (letter.key, letter.value) == (b"k", b"")
+    assert [await door.queue.find(each) is not None for each in ("e0", "e2")] == [True, True]
 
 
 async def test_a_record_that_cannot_become_a_dead_letter_is_dropped(
@@ -315,9 +331,11 @@ async def test_failures_and_timeouts_end_executions_and_a_cancel_also_what_waits
         await door.produce("execution_cancelled", *cancels)
         await until_state(door, "failed", State.FAILED)
         await until_state(door, "timeout", State.TIMEOUT)
-        await until_state(door, "stopped", State.CANCELLED)
         await until_state(door, "waits", State.CANCELLED)
         [command] = await door.events("delete_pod_command", 1)
+        await until_state(door, "stopped", State.ACTIVE)
+        await door.produce("execution_cancelled", {"execution_id": "stopped"})
+        await until_state(door, "stopped", State.CANCELLED)
     assert (command["execution_id"], command["reason"]) == ("stopped", "enough")
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from aiokafka import AIOKafkaProducer
 
 from flowkit.bridge.kafka.offsets import Offsets
-from flowkit.limits import KAFKA_RECORD_BYTES
 from flowkit.models import TaskStatus
 from flowkit.testing.external.handlers import scripted
 from flowkit.testing.external.misbehavior import Malformed
 from tests.integration.bridge.gates import Gate
 from tests.integration.harness import eventually, node
+from tests.kafka_batches import Codec, good_large_good, peak_memory_mb, reset_peak_memory, send_batch
 
 if TYPE_CHECKING:
     from tests.integration.bridge.external_tasks import ExternalTasks
@@ -89,23 +89,39 @@ async def test_malformed_records_are_skipped_counted_and_logged_once(
     await assert_works(external)
 
 
-async def test_oversized_record_is_skipped(external: ExternalTasks, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", ["status", "announce", "reply"])
+async def test_a_record_of_300_mb_is_skipped_without_taking_its_memory(
+    external: ExternalTasks, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
     """H26: a compressed record can be larger than the limit of the broker."""
     await external.served_engine()
     await external.external(scripted)
-    topic = topic_of(external, "status")
-    size = KAFKA_RECORD_BYTES + 1
-    options: dict[str, Any] = {
-        "compression_type": "gzip",
-        "max_request_size": 2 * size,
-        "max_batch_size": 2 * size,
-    }
-    async with AIOKafkaProducer(bootstrap_servers=external.names.bootstrap, **options) as producer:
-        await producer.send_and_wait(topic, b" " * size)
-    await until_read(external, "status")
-    assert len(logged(caplog, topic)) == 1
-    assert "the record has 4,000,001 bytes, more than 4,000,000" in caplog.text
+    topic = topic_of(external, name)
+    reset_peak_memory()
+    before = peak_memory_mb()
+    await send_batch(external.names.bootstrap, topic, good_large_good(Codec.zstd))
+    await until_read(external, name)
+    assert peak_memory_mb() - before < 100
+    assert len(logged(caplog, topic)) == 3
+    assert caplog.text.count("the record has more than 4,000,000 bytes") == 1
     await assert_works(external)
+
+
+async def test_batches_beside_a_record_of_300_mb_are_stored(external: ExternalTasks) -> None:
+    await external.served_engine()
+    worker = await external.external(Gate().handler)
+    task_id = await external.create(node("extract", external.role))
+    like = await worker.wait_for("BATCH_OK", node="extract")
+
+    def batch_ok(number: int) -> bytes:
+        payload = {**like.payload, "batch_uid": f"beside-{number}"}
+        return json.dumps({**like.message, "payload": payload, "dedup_id": f"beside-{number}"}).encode()
+
+    raw = good_large_good(Codec.zstd, good=batch_ok)
+    await send_batch(external.names.bootstrap, topic_of(external, "status"), raw)
+    await until_read(external, "status")
+    stored = {row["batch_uid"] for row in await external.rows(task_id, "extract")}
+    assert stored >= {"beside-0", "beside-2"}
 
 
 @pytest.mark.parametrize("kind", sorted(BATCHES - {Malformed.huge}))

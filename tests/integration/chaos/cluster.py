@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.errors import FlowKitError, GraphError
 from flowkit.local.ports import listening_process
+from tests import clocks
 from tests.fork_server import fork_server
 from tests.integration.chaos.faults import (
     ENGINES,
@@ -29,6 +31,7 @@ from tests.integration.chaos.faults import (
     FREEZE_MONGO,
     FREEZE_TEMPORAL,
     FREEZE_WORKER,
+    HUGE_RECORD,
     KILL_BRIDGE,
     KILL_ENGINE,
     KILL_EXTERNAL,
@@ -46,6 +49,7 @@ from tests.integration.chaos.faults import (
     STOP_WORKER,
     WORKERS,
     Faults,
+    clock_of,
 )
 from tests.integration.chaos.plans import EXTERNAL_ROLES, TOUCH
 from tests.integration.chaos.typed import OF_PROCESSES, OF_WORKERS, VERSION_NAME
@@ -204,6 +208,7 @@ class Cluster:
         mongo: MongoServer,
         kafka: Kafka,
         folder: Path,
+        seed: int,
     ) -> None:
         self.harness = harness
         self.faults = Faults(on_cluster=isinstance(temporal, TemporalCluster))
@@ -237,6 +242,9 @@ class Cluster:
         workers = self._workers(folder)
         self.external = [self._external(folder, number) for number in range(EXTERNAL_WORKERS)]
         self.processes: list[ManagedProcess] = [*engines, bridge, *workers, *self.external]
+        if clocks.can_differ():
+            for process in self.processes:
+                process.environment |= clocks.ahead(clock_of(seed, process.name))
         self.ends: dict[str, tuple[Sequence[ManagedProcess], Action]] = {
             KILL_ENGINE: (engines, kill),
             STOP_ENGINE: (engines, stop),
@@ -318,11 +326,19 @@ class Cluster:
             await asyncio.sleep(fault.away)
             await asyncio.to_thread(start)
             self.restarted(fault.kind)
+        elif fault.kind == HUGE_RECORD:
+            await self._send_huge_record()
         elif fault.kind in self.freezes:
             await frozen(fault.away, partial(os.kill, pid_of(self.freezes[fault.kind])))
         else:
             processes, act = self.ends[fault.kind]
             act(processes[fault.place], fault.away)
+
+    async def _send_huge_record(self) -> None:
+        """Send a record that decompresses to 300 MB to the bridges, between two small ones that are no messages."""
+        batches: Any = importlib.import_module("tests.kafka_batches")
+        raw = await asyncio.to_thread(batches.good_large_good, batches.Codec.gzip)
+        await batches.send_batch(self.kafka.bootstrap_servers, f"status.{EXTERNAL_ROLES[0]}.v1", raw)
 
     def restarted(self, kind: str) -> None:
         """Restart the external workers, as operators do: an outage may leave them deaf (H1, H28, H33)."""

@@ -14,6 +14,8 @@ ENGINES, WORKERS, EXTERNAL_WORKERS = 2, 3, 4
 HISTORY_PROCESSES = 2
 LEASE_SEC = 4.0
 """Short, so that Temporal notices a loss soon."""
+CLOCKS_SEC = 60
+"""How many seconds the clock of each process of FlowKit is ahead or behind, at most."""
 
 KILL_WORKER = "worker killed"
 KILL_ENGINE = "engine killed"
@@ -36,6 +38,9 @@ FREEZE_TEMPORAL = "Temporal frozen"
 FREEZE_KAFKA = "Kafka frozen"
 FREEZE_MONGO = "MongoDB frozen"
 RESTART_MONGO = "MongoDB restarted"
+HUGE_RECORD = "record of 300 MB"
+HUGE_RECORDS = False
+"""Whether records of 300 MB arrive among the replies of external workers."""
 WEIGHTS = {
     KILL_WORKER: 4,
     STOP_WORKER: 1,
@@ -55,6 +60,7 @@ WEIGHTS = {
     FREEZE_KAFKA: 2,
     FREEZE_MONGO: 2,
     RESTART_MONGO: 2,
+    **({HUGE_RECORD: 2} if HUGE_RECORDS else {}),
 }
 OF_CLUSTER = {KILL_HISTORY: 6, KILL_MATCHING: 1, KILL_POSTGRES: 6}
 """Weights of the faults that need a cluster of Temporal."""
@@ -95,6 +101,11 @@ FIRST_PAUSE_SEC = (0.5, 1.5)
 PAUSE_SEC = (2.0, 4.0)
 _ROUND = 7
 """Faults in a row of which no two have the same kind, so that one minute covers most kinds."""
+
+
+def clock_of(seed: int, process: str) -> int:
+    """Return by how many seconds the clock of a process is ahead in a run. A negative number is behind."""
+    return random.Random(f"{seed}-{process}-clock").randint(-CLOCKS_SEC, CLOCKS_SEC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from pymongo.errors import PyMongoError
 from temporalio.client import (
     WorkflowExecutionStatus,
     WorkflowQueryFailedError,
+    WorkflowQueryRejectedError,
     WorkflowUpdateFailedError,
     WorkflowUpdateRPCTimeoutOrCancelledError,
 )
@@ -60,6 +61,7 @@ _ENDED = ("finished", "failed", "skipped", "cancelled")
 _MOST_SENDING = 3
 """Actions on one task that wait for their answers at the same time."""
 _UPDATE_TIMEOUT = timedelta(seconds=10)
+_QUERY_TIMEOUT = timedelta(seconds=5)
 _ROWS = ("metrics_raw", "artifacts")
 _SHOWN = {"attempt_epoch": 1, "fence": 1, "node_id": 1, "batch_uid": 1}
 
@@ -87,6 +89,8 @@ class Figures:
     unclear answers."""
     signals: int = 0
     """Repeated and wrong signals."""
+    queries: Counter[str] = field(default_factory=Counter)
+    """Queries of open tasks, by how they ended."""
     histories: int = 0
     roles: Counter[str] = field(default_factory=Counter)
     """Nodes that have run on typed handlers, by role."""
@@ -112,6 +116,7 @@ class Figures:
             f"typed nodes: {listed(self.roles)}; graphs: {listed(self.written)}; {self.versions} contracts; "
             f"{inline}{self.batches} batches, {self.increments} increments; "
             f"{self.injected.total()} faults ({listed(self.injected)}); {self.signals} stray signals; "
+            f"queries: {listed(self.queries)}; "
             f"pauses: {listed(self.pauses)}; retried nodes: {listed(self.retries)}; "
             f"{listed(self.changes)}; actions: {listed(self.actions)}; {self.histories} histories replayed; {seconds}"
         )
@@ -160,6 +165,7 @@ class Run:
             asyncio.create_task(periodically(1.0, self._watch)),
             asyncio.create_task(periodically(0.3, self._look)),
             asyncio.create_task(periodically(1.0, self._send_stray_signals)),
+            asyncio.create_task(periodically(0.3, self._query)),
             asyncio.create_task(periodically(0.5, self._pause_and_resume)),
             asyncio.create_task(periodically(0.5, self._retry_ended_node)),
             asyncio.create_task(periodically(0.5, self._rerun_ended_task)),
@@ -355,6 +361,26 @@ class Run:
                 batches = stray_batches(self._chance, sorted(set(stored)))
                 await send(await self._handle(task_id), batches)
                 self.figures.signals += len(batches)
+
+    async def _query(self) -> None:
+        """Ask an open task for its state, and check that no node returns to an older epoch."""
+        if not self._open:
+            return
+        task_id = self._chance.choice(sorted(self._open))
+        try:
+            found = await (await self._handle(task_id)).query("status", rpc_timeout=_QUERY_TIMEOUT)
+        except (RPCError, WorkflowQueryRejectedError):
+            self.figures.queries["without an answer"] += 1
+            return
+        except WorkflowQueryFailedError as error:
+            self.problems.append(f"{task_id}: a query failed: {error}")
+            return
+        self.figures.queries["answered"] += 1
+        for node in found["nodes"]:
+            key, epoch = (task_id, node["node_id"]), node["attempt_epoch"]
+            if epoch < self._epochs.get(key, 0):
+                self.problems.append(f"{key}: a query shows epoch {epoch} after {self._epochs[key]}")
+            self._epochs[key] = epoch
 
     async def _pause_and_resume(self) -> None:
         """End the pauses that have lasted long enough.

@@ -12,6 +12,7 @@ from flowkit.cli.options import AsJson, Where, with_options
 from flowkit.errors import ConfigError
 from flowkit.models.admission import DEFAULT_TENANT, Admission, Priority
 from flowkit.models.backfills import Existing, Order
+from flowkit.text import count_of
 
 backfill = typer.Typer(
     help="Start the tasks of a schedule for past nominal times: a lost week, or each hour of last month.",
@@ -102,9 +103,11 @@ def create(
     view = asyncio.run(create_backfill(where, name, options))
     if as_json:
         return output.document(view.as_json())
-    output.echo(
-        f"created backfill {view.backfill.backfill_id}: {view.backfill.total:,} nominal times of {name}"
-    )
+    backfill_, times = view.backfill, f"{view.backfill.total:,} nominal times of {name}"
+    if view.is_new:
+        output.echo(f"created backfill {backfill_.backfill_id}: {times}")
+    else:
+        output.echo(f"backfill {backfill_.backfill_id} exists, with {times}: it is {backfill_.state.value}")
     output.note(f"  follow it  flowkit backfill status {shlex.quote(view.backfill.backfill_id)} --follow")
     return None
 
@@ -186,7 +189,9 @@ def retry_failed(backfill_id: Id, as_json: AsJson = False, *, where: Where) -> N
     if as_json:
         return output.document({**view.as_json(), "started_again": count})
     if count:
-        output.echo(f"{count:,} failed nominal times of backfill {backfill_id} start again")
+        times = count_of(count, "failed nominal time")
+        output.echo(f"{times} of backfill {backfill_id} {'starts' if count == 1 else 'start'} again")
+        output.note(f"  follow it  flowkit backfill status {shlex.quote(backfill_id)} --follow")
     else:
         output.echo(f"backfill {backfill_id} continues")
     return None

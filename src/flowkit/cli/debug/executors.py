@@ -138,8 +138,6 @@ class DebugOutcome:
     """Why the attempt would fail; None if it would finish."""
     error: BaseException | None = None
     """The exception behind the failure; None if the handler has returned the failure."""
-    values: dict[str, Any] = field(default_factory=dict)
-    """The values by expression of the input, which errors hide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +193,6 @@ class _DebugExecutor(RoleExecutor):
         self._ctx.vars = RecordedTaskVariables(self._tasks, attempt, "", self._adapters)
 
     async def _run_handler(self, hooks: Any) -> Any:
-        self._outcome.values = self._values
         self._debugged.observe_input(self._attempt)
         return await super()._run_handler(hooks)
 
@@ -251,8 +248,7 @@ class _FunctionCall(FunctionExecutor):
 
     async def run(self) -> Any:
         """Call the function."""
-        self._attempt, self._values = await resolve(self._worker.tasks, self._attempt)
-        self._outcome.values = self._values
+        self._attempt, self._mask = await resolve(self._worker.tasks, self._attempt)
         self._debugged.observe_input(self._attempt)
         self._outcome.returned = await self._await_call()
 

@@ -20,6 +20,7 @@ from flowkit.adapters.vars import changes, rules
 from flowkit.adapters.vars.changes import VarsChange
 from flowkit.adapters.vars.store import Variables
 from flowkit.attempt.storage import AttemptStorage
+from flowkit.models.metas import read_meta
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
@@ -192,7 +193,7 @@ class RecordedArtifacts(ArtifactStore):
     ) -> AsyncIterator[list[dict[str, Any]]]:
         """Yield the batches of a node: those that the attempt has written follow the others."""
         own = {
-            uid: fields["meta"]
+            uid: read_meta(fields)
             for uid, fields in self._written.artifacts.items()
             if fields["status"] == "partial"
         }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import flowkit
 from flowkit.cli.tasks.variables import plain
-from flowkit.graph.masks import Mask
+from flowkit.masks import Mask
 from flowkit.models import NodeState, NodeStatus
 from flowkit.text import format_duration, one_line
 from flowkit.workflows.retry import Retry, decide

@@ -60,18 +60,11 @@ async def _read(task_id: str, node_id: str | None, where: Where) -> tuple[list[A
 
 
 def _to_json(attempt: AttemptView, now: float) -> dict[str, Any]:
-    shown = asdict(attempt) | {"seconds": _measure(attempt, now)}
+    shown = asdict(attempt) | {"seconds": attempt.seconds(now)}
     for name in ("scheduled_at", "started_at", "accepted_at", "ended_at"):
         at = shown[name]
         shown[name] = None if at is None else datetime.fromtimestamp(at, UTC).isoformat()
     return shown
-
-
-def _measure(attempt: AttemptView, now: float) -> float | None:
-    """Return how long an attempt ran or has been running, in seconds."""
-    if attempt.outcome == "running" and attempt.started_at is not None:
-        return max(0.0, now - attempt.started_at)
-    return attempt.seconds
 
 
 def attempts_table(attempts: list[AttemptView], now: float, *, wide: bool) -> Table:
@@ -91,13 +84,13 @@ def attempts_table(attempts: list[AttemptView], now: float, *, wide: bool) -> Ta
     table.add_column("time", justify="right", no_wrap=True)
     table.add_column("outcome", ratio=1 if wide else None, overflow="fold", no_wrap=not wide)
     for each in attempts:
-        seconds = _measure(each, now)
+        seconds = each.seconds(now)
         cells = [
             Text(each.node_id),
             Text(str(each.attempt)),
             Text(each.worker or ""),
             *([Text(each.version or "")] if versions else []),
-            Text(format_time(each.started_at)),
+            Text(format_time(each.began_at)),
             Text("" if seconds is None else format_duration(round(seconds, 2))),
             Text.assemble((each.outcome, _STYLES.get(each.outcome, "")), _format_error(each)),
         ]

@@ -103,9 +103,14 @@ def cancel(
 @with_options
 def list_tasks(
     status: Annotated[str | None, typer.Option(help="Only tasks with this status.")] = None,
-    held: Annotated[
-        bool, typer.Option("--held", help="Only tasks with a failed node that waits for a decision.")
-    ] = False,
+    waits: Annotated[
+        str | None,
+        typer.Option(
+            metavar="decision|event",
+            help="Only tasks with a node that waits for a person's decision, about a held failure or an approval, or "
+            "for prerequisites.",
+        ),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Only tasks whose pipeline has this name.")] = None,
     since: Annotated[
         str | None,
@@ -123,13 +128,17 @@ def list_tasks(
     from flowkit.cli.tasks.operations import list_newest, print_tasks
 
     started = None if since is None else time.time() - read_duration(since, "--since")
-    tasks, more = asyncio.run(list_newest(status, limit, where, held=held, name=name, since=started))
+    tasks, more = asyncio.run(list_newest(status, limit, where, waits=waits, name=name, since=started))
     if as_json:
         return output.document({"tasks": [asdict(task) for task in tasks], "more": more})
     if tasks:
         print_tasks(tasks)
     else:
-        kind = "tasks with a node that waits for a decision" if held else "tasks"
+        kind = (
+            "tasks"
+            if waits is None
+            else f"tasks with a node that waits for {'an' if waits[0] in 'aeiou' else 'a'} {waits}"
+        )
         output.note(f"no {kind}" if status is None else f"no {kind} are {status}")
     if more:
         more_of_them = (

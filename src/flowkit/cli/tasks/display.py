@@ -76,9 +76,9 @@ def _state_of(node: NodeRow) -> _State:
     return (node.status, node.attempt, *shown)
 
 
-def _progress_of(node: NodeRow) -> tuple[int, str]:
-    """Return how far a running node is: its batches, and how many shards run."""
-    return node.batches, node.shards.partition(",")[0]
+def _progress_of(node: NodeRow) -> tuple[int, int, str]:
+    """Return how far a running node is: its batches, those that are set aside, and how many shards run."""
+    return node.batches, node.failed_batches, node.shards.partition(",")[0]
 
 
 class TaskLines:
@@ -89,7 +89,7 @@ class TaskLines:
         self._clock = clock
         self._since = self._round_at = clock()
         self._nodes: dict[str, _State] = {}
-        self._progress: dict[str, tuple[int, str]] = {}
+        self._progress: dict[str, tuple[int, int, str]] = {}
         self._printed_hints: set[str] = set()
 
     def show(self, view: TaskView, hints: Sequence[str]) -> None:

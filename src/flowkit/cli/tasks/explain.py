@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from flowkit.cli import output
 from flowkit.cli.options import AnyQueue, AsJson, TaskId, Where, with_options
-from flowkit.text import format_duration
+from flowkit.reading.notes import describe_age, format_seconds
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -81,8 +82,11 @@ def draw(explained: TaskExplanation, *, wide: bool) -> Iterator[RenderableType]:
     from rich.text import Text
 
     report = explained.report
-    how = "open for" if explained.is_open else "took"
-    yield Text(f"task {explained.task_id}: {explained.status}, {how} {_format(report.seconds)}")
+    age = describe_age(report.seconds, explained.total_seconds, is_open=explained.is_open)
+    yield Text(f"task {explained.task_id}: {explained.status}, {age}")
+    if explained.reason:
+        yield Text(one_line(explained.reason))
+    yield from map(Text, explained.set_aside)
     if explained.waits_for:
         yield Text(f"\n{explained.waits_for}")
     yield ""
@@ -93,10 +97,6 @@ def draw(explained: TaskExplanation, *, wide: bool) -> Iterator[RenderableType]:
     if report.speed_ups:
         yield ""
         yield _speed_ups_table(report.speed_ups, wide=wide)
-
-
-def _format(seconds: float) -> str:
-    return format_duration(round(seconds, 3 if seconds < 1 else 1))
 
 
 def _parts_table(parts: Mapping[str, float], *, wide: bool) -> Table:
@@ -113,7 +113,7 @@ def _parts_table(parts: Mapping[str, float], *, wide: bool) -> Table:
     for part, seconds in parts.items():
         if seconds > 0:
             share = f"{100 * seconds / whole:.0f} %"
-            table.add_row(Text(LABELS[part], style=_STYLES[part]), Text(_format(seconds)), Text(share))
+            table.add_row(Text(LABELS[part], style=_STYLES[part]), Text(format_seconds(seconds)), Text(share))
     return table
 
 
@@ -131,15 +131,17 @@ def _path_table(path: Sequence[PathLeg], began_at: float, *, wide: bool) -> Tabl
     for leg in shown:
         longest_first = sorted(leg.parts().items(), key=lambda each: -each[1])
         spent = [
-            f"{LABELS[part]} {_format(seconds)}"
+            f"{LABELS[part]} {format_seconds(seconds)}"
             for part, seconds in longest_first
             if seconds >= leg.seconds * _LEAST_SHARE
         ]
-        since = Text(_format(leg.since - began_at))
-        table.add_row(Text(leg.node_id or "—"), since, Text(_format(leg.seconds)), Text(", ".join(spent)))
+        since = Text(format_seconds(leg.since - began_at))
+        table.add_row(
+            Text(leg.node_id or "—"), since, Text(format_seconds(leg.seconds)), Text(", ".join(spent))
+        )
     if hidden := len(path) - len(shown):
         rest = sum(leg.seconds for leg in path) - sum(leg.seconds for leg in shown)
-        table.add_row(Text(f"… {hidden:,} more", style="dim"), "", Text(_format(rest)), "")
+        table.add_row(Text(f"… {hidden:,} more", style="dim"), "", Text(format_seconds(rest)), "")
     return table
 
 
@@ -154,5 +156,5 @@ def _speed_ups_table(speed_ups: Sequence[SpeedUp], *, wide: bool) -> Table:
     table.add_column("gains at most", justify="right", no_wrap=True)
     table.add_column("its attempts took", justify="right", no_wrap=True)
     for each in speed_ups:
-        table.add_row(Text(each.node_id), Text(_format(each.gain)), Text(_format(each.work)))
+        table.add_row(Text(each.node_id), Text(format_seconds(each.gain)), Text(format_seconds(each.work)))
     return table

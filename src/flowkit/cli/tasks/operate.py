@@ -35,7 +35,7 @@ from flowkit.cli.options import (
     current_user,
     with_options,
 )
-from flowkit.errors import ConfigError
+from flowkit.errors import ActionRejected, ConfigError
 from flowkit.models import APPROVE, REJECT
 from flowkit.text import count_of, printed
 from flowkit.validation.arguments import choice_problem, require
@@ -371,7 +371,7 @@ def _print_affected(result: dict[str, Any]) -> None:
     if len(affected) > _SHOWN:
         output.echo(f"  … {len(affected) - _SHOWN:,} more; --json lists them")
     for note in result["notes"]:
-        output.note(f"  {note}")
+        output.note(f"  {_as_option(note)}")
 
 
 @with_options
@@ -461,6 +461,14 @@ async def _send(
     from flowkit.cli.servers import servers
 
     async with servers(where) as both:
-        if dry_run:
-            return await both.tasks.preview(task, name, given)
-        return await both.tasks.act(task, name, given, wait_sec=_ENGINE_SEC)
+        try:
+            if dry_run:
+                return await both.tasks.preview(task, name, given)
+            return await both.tasks.act(task, name, given, wait_sec=_ENGINE_SEC)
+        except ActionRejected as error:
+            raise ActionRejected(_as_option(str(error)), error.cause) from None
+
+
+def _as_option(text: str) -> str:
+    """Return a text of a task about `interrupt`, which is an option here."""
+    return text.replace("interrupt=true", "--interrupt")

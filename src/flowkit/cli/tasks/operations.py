@@ -25,7 +25,8 @@ from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
 from flowkit.graph.contracts import data_edges
 from flowkit.models import APPROVAL, NodeStatus, TaskStatus
-from flowkit.reading.results import debug_node_command
+from flowkit.reading.notes import describe_age
+from flowkit.reading.results import debug_node_command, set_aside_hints
 from flowkit.reading.state import (
     TaskReader,
     describe_unknown_roles,
@@ -33,7 +34,7 @@ from flowkit.reading.state import (
     list_roles,
     queue_option,
 )
-from flowkit.text import format_duration
+from flowkit.text import describe_set_aside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -171,13 +172,14 @@ def _print_pending(task_id: str, pending: PendingTask, *, as_json: bool) -> None
 
 def _print_task(view: TaskView) -> None:
     source = "" if view.source == "workflow" or view.status.closed else " (from its document)"
-    output.echo(f"{format_outcome(view)}{format_age(view)}{source}")
+    age = describe_age(view.seconds, view.total_seconds, is_open=not view.status.closed)
+    output.echo(f"{format_outcome(view)}{f' ({age})' if age else ''}{source}")
     for paused in view.paused:
         output.note(f"  {paused}; `flowkit resume {shlex.quote(view.task_id)}` continues it")
     if view.nodes:
         console = output.console()
         console.print(task_table(view, wide=console.is_terminal))
-    for hint in (*decision_hints(view), *debug_hints(view)):
+    for hint in (*decision_hints(view), *set_aside_hints(view), *debug_hints(view)):
         output.note(f"  {hint}")
 
 
@@ -221,13 +223,13 @@ async def list_newest(
     limit: int,
     where: Where,
     *,
-    held: bool = False,
+    waits: str | None = None,
     name: str | None = None,
     since: float | None = None,
 ) -> tuple[list[TaskSummary], bool]:
-    """Return the newest tasks, and whether there are more. Raise ConfigError for an unknown status."""
+    """Return the newest tasks, and whether there are more. Raise ConfigError for an unknown status or wait."""
     async with database(where) as db:
-        found = await TaskCatalog(db).list_tasks(status, limit + 1, held=held, name=name, since=since)
+        found = await TaskCatalog(db).list_tasks(status, limit + 1, waits=waits, name=name, since=since)
     return found[:limit], len(found) > limit
 
 
@@ -366,16 +368,10 @@ def print_view(view: TaskView, *, as_json: bool) -> None:
         output.echo(format_outcome(view))
 
 
-def format_age(view: TaskView) -> str:
-    """Return how long a task took, or has been open, to follow its outcome."""
-    if view.seconds is None:
-        return ""
-    lasted = format_duration(round(view.seconds, 1))
-    return f" ({'took' if view.status.closed else 'for'} {lasted})"
-
-
 def format_outcome(view: TaskView) -> str:
-    """Return one line with the task, its status and the reason."""
+    """Return one line with the task, its status and the reason, and how many batches its nodes have set aside."""
     reason = f": {' '.join(view.reason.split())}" if view.reason else ""
     tolerated = f"; tolerated failures: {', '.join(view.handled_failures)}" if view.handled_failures else ""
-    return f"task {view.task_id} {view.status}{reason}{tolerated}"
+    count = sum(node.failed_batches for node in view.nodes)
+    aside = f"; {describe_set_aside(count)}" if count else ""
+    return f"task {view.task_id} {view.status}{reason}{tolerated}{aside}"

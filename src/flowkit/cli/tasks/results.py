@@ -20,7 +20,7 @@ from flowkit.cli.options import (
     with_options,
 )
 from flowkit.cli.tasks.variables import plain
-from flowkit.text import describe_set_aside, one_line
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -102,18 +102,16 @@ def _to_json(view: "ResultView", page: "BatchPage | None") -> dict[str, Any]:
 
 
 def _print_task(view: "ResultView") -> None:
+    from flowkit.reading.results import set_aside_hints
+
     reason = f": {one_line(view.reason)}" if view.reason else ""
     output.echo(f"task {view.task_id} {view.status}{reason}")
     console = output.console()
     console.print(results_table(view.nodes, wide=console.is_terminal))
     if not view.ended:
         output.note("the task has not ended; its results can still change")
-    for node in view.nodes:
-        if node.failed_batches:
-            places = f"{shlex.quote(view.task_id)} {shlex.quote(node.node_id)}"
-            output.note(
-                f"{describe_set_aside(node.failed_batches)} in {node.node_id}: `flowkit batches {places} --failed`"
-            )
+    for hint in set_aside_hints(view):
+        output.note(hint)
     if any(node.batches for node in view.nodes):
         output.note(f"see the batches of a node: `flowkit result {shlex.quote(view.task_id)} NODE`")
 

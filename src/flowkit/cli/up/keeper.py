@@ -19,7 +19,7 @@ from flowkit.local.process import start_all, stop_all
 from flowkit.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from flowkit.cli.up.plan import UpPlan
     from flowkit.cli.up.processes import Processes
@@ -62,14 +62,16 @@ class Keeper:
         """The start or reload in progress, by the name of the process."""
         self._starting: set[str] = set()
         """Names of the processes that are down until their start has succeeded."""
+        self._broken: set[str] = set()
+        """Names of the processes that are down until the code changes, which they could not load."""
         self._changed = False
         self._watching = asyncio.create_task(self._watch()) if plan.options.reload else None
         self.notices: deque[str] = deque(maxlen=MAX_NOTICES)
         """What has happened, oldest first."""
 
     def is_starting(self, name: str) -> bool:
-        """Return whether a process is being restarted."""
-        return name in self._starting
+        """Return whether a process is being restarted, or waits for code that it can load."""
+        return name in self._starting or name in self._broken
 
     def check(self) -> None:
         """Begin to restart the processes that have exited, and to reload changed code.
@@ -92,7 +94,7 @@ class Keeper:
     def _check_process(self, process: FlowkitProcess) -> None:
         job = self._jobs.get(process.name)
         if job is None:
-            if not process.running:
+            if not process.running and process.name not in self._broken:
                 self._restart(process, process.exit_error())
         elif job.done():
             del self._jobs[process.name]
@@ -104,6 +106,11 @@ class Keeper:
                 raise error
 
     def _restart(self, process: FlowkitProcess, error: DevServerError) -> None:
+        if process.exit_code == process.usage_error_code and self._watching is not None:
+            self._broken.add(process.name)
+            cause = next(iter(error.log_lines[-1:]), str(error)).removeprefix("flowkit: ")
+            self.notices.append(f"{process.name} is not running until the code changes: {cause}")
+            return
         count = self._crashes.add(process.name, time.monotonic())
         if process.exit_code == process.usage_error_code or count > MAX_RESTARTS:
             error.keeps_data = True
@@ -145,30 +152,41 @@ class Keeper:
     async def _reload(self) -> None:
         """Restart the processes with the changed code: workers drain first.
 
-        Keep them running if it cannot be loaded.
+        New processes load the code before the others stop, so that a file which changes meanwhile has no effect: the
+        old code keeps running if the new one cannot be loaded.
         """
         processes, workers = self._with_code(), self._processes.workers
-        names = ", ".join(process.name for process in processes)
-        if problem := await self._find_problem():
-            self.notices.append(f"still running the old code in {names}: {problem}")
-            return
-        self._starting |= {process.name for process in processes}
-        await asyncio.to_thread(stop_all, workers)
-        await asyncio.to_thread(stop_all, [each for each in processes if each not in workers])
-        await asyncio.to_thread(start_all, processes)
-        self.notices.append(f"reloaded {names}")
+        try:
+            if problem := await self._prepare(processes):
+                self._note_old_code(processes, problem)
+                return
+            self._starting |= {process.name for process in processes}
+            self._broken.clear()
+            await asyncio.to_thread(stop_all, workers)
+            await asyncio.to_thread(stop_all, [each for each in processes if each not in workers])
+            await asyncio.to_thread(start_all, processes)
+        finally:
+            for process in processes:
+                process.discard()
+        self.notices.append(f"reloaded {names_of(processes)}")
 
-    async def _find_problem(self) -> str:
-        """Return why the changed code or settings cannot be loaded; empty if they can."""
+    def _note_old_code(self, processes: Sequence[FlowkitProcess], problem: str) -> None:
+        running = [each for each in processes if each.name not in self._broken]
+        if running:
+            self.notices.append(f"still running the old code in {names_of(running)}: {problem}")
+        if len(running) < len(processes):
+            stopped = [each for each in processes if each.name in self._broken]
+            self.notices.append(f"still not running {names_of(stopped)}: {problem}")
+
+    async def _prepare(self, processes: Sequence[FlowkitProcess]) -> str:
+        """Let new processes load the changed code and settings. Return why they cannot; empty if they can."""
         try:
             write_config(self._plan, self._folder)
         except ConfigError as error:
             return one_line(error)
-        checked = [self._processes.engine, *self._processes.workers[:1]]
-        for process in (each for each in checked if each is not None):
-            if problem := await asyncio.to_thread(process.check):
-                return problem.removeprefix("flowkit: ")
-        return ""
+        loading = [each for each in processes if each is not self._processes.bridge]
+        found = await asyncio.gather(*(asyncio.to_thread(each.prepare) for each in loading))
+        return next(filter(None, found), "").removeprefix("flowkit: ")
 
     async def close(self) -> None:
         """Stop starts in progress and wait for them."""
@@ -178,6 +196,11 @@ class Keeper:
             if process.name in self._jobs:
                 process.cancel_start()
         await asyncio.gather(*self._jobs.values(), return_exceptions=True)
+
+
+def names_of(processes: Iterable[FlowkitProcess]) -> str:
+    """Return the names of processes, for people."""
+    return ", ".join(process.name for process in processes)
 
 
 async def _watch_files(plan: UpPlan) -> AsyncIterator[list[str]]:

@@ -1,7 +1,7 @@
 // Chooses what the page shows from its address: the list of tasks or of schedules, or one task.
 
 import { ApiError, get, ofTask, setToken, takeToken } from "./api.js";
-import { byId, h, replace } from "./dom.js";
+import { byId, h, replace, setText, setTitle } from "./dom.js";
 import { TaskList } from "./list.js";
 import { ScheduleList } from "./schedules.js";
 import { TaskPage } from "./task.js";
@@ -27,9 +27,9 @@ async function show() {
   try {
     const session = await get("session");
     if (turn !== turns) return;
-    byId("who").textContent = session.read_only ? `${session.actor}, read-only` : session.actor;
+    setText(byId("who"), session.read_only ? `${session.actor}, read-only` : session.actor);
     const schedules = !task && query.get("view") === "schedules";
-    document.title = `${task || (schedules ? "Schedules" : "Tasks")} – FlowKit`;
+    setTitle(`${task || (schedules ? "Schedules" : "Tasks")} – FlowKit`);
     const section = (href, label, here) => h("a", { href, "aria-current": here && !task ? "page" : null, class: here && "here" }, label);
     replace(byId("crumbs"), section("./", "Tasks", !schedules), section("?view=schedules", "Schedules", schedules), task && h("span", {}, "›"), task && h("span", { "aria-current": "page" }, task));
     const List = schedules ? ScheduleList : TaskList;

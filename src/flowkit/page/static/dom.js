@@ -1,12 +1,22 @@
-// Builds elements. Text always becomes a text node, so no content of a task is ever read as HTML.
+// Builds elements. Text always becomes a text node, so no content of a task is ever read as HTML. All texts of the page
+// pass `visible` here: no other file sets texts of the document.
 
 const SVG = "http://www.w3.org/2000/svg";
+const SHOWN = new Set(["title", "aria-label", "placeholder"]); // the attributes that people read
+// Control characters except tab and line feed, line separators, and characters that change the direction of text.
+const DECEPTIVE = /[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]/g;
+
+// A text with such characters as escapes, as the function of this name in flowkit/text.py returns it.
+export const visible = (text) => String(text).replace(DECEPTIVE, (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`);
+export const setText = (element, text) => { element.textContent = visible(text); };
+export const setTitle = (text) => { document.title = visible(text); };
+export const setLabel = (element, text) => element.setAttribute("aria-label", visible(text));
 
 function fill(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
-    else element.setAttribute(name, value === true ? "" : String(value));
+    else element.setAttribute(name, value === true ? "" : SHOWN.has(name) ? visible(value) : String(value));
   }
   element.append(...present(children));
   return element;
@@ -15,7 +25,8 @@ function fill(element, attributes, children) {
 export const h = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
 export const s = (tag, attributes = {}, ...children) => fill(document.createElementNS(SVG, tag), attributes, children);
 
-const present = (children) => children.flat(Infinity).filter((each) => each !== null && each !== undefined && each !== false);
+const present = (children) => children.flat(Infinity).filter((each) => each !== null && each !== undefined && each !== false)
+  .map((each) => (each instanceof Node ? each : visible(each)));
 
 export function replace(parent, ...children) {
   parent.replaceChildren(...present(children));
@@ -35,7 +46,9 @@ export function update(parent, ...children) {
 }
 
 // A button that copies a text. Pages that come without HTTPS from another machine have no clipboard, but a selection.
-export function copyButton(text, what) {
+// A control character would act in the terminal into which the text is pasted.
+export function copyButton(content, what) {
+  const text = visible(content);
   const copy = async () => {
     try {
       await navigator.clipboard.writeText(text);

@@ -2,7 +2,7 @@
 
 import { get, ofTask } from "./api.js";
 import { h, replace } from "./dom.js";
-import { clock, duration, percent, STATUSES, symbolOf } from "./words.js";
+import { clock, duration, percent, STATUSES, symbolOf, totalOf } from "./words.js";
 
 export const PARTS = {
   work: "work",
@@ -79,12 +79,16 @@ export class Explanation {
 
   show() {
     const { found } = this;
+    const all = totalOf(found);
     const focused = this.container.contains(document.activeElement) && document.activeElement.dataset.key;
     replace(this.container,
       h("p", { class: "summary" },
         h("span", { class: `status ${found.status}` }, `${symbolOf(found.status)} ${STATUSES[found.status]?.word || found.status}`),
-        h("span", {}, `${found.open ? "open for" : "took"} ${duration(found.seconds)}`),
+        h("span", {}, `${all && "latest run "}${found.open ? "for" : "took"} ${duration(found.seconds)}`),
+        all && h("span", { class: "note" }, all),
         found.open && [h("span", { class: "note" }, `as of ${clock(this.readAt)}`), this.again("Refresh")]),
+      found.reason && h("p", { class: "reason" }, found.reason),
+      found.set_aside.map((each) => h("p", { class: "sentence" }, each)),
       found.waits_for && [h("h3", {}, "What it waits for"), h("p", { class: "sentence" }, this.linked(found.waits_for))],
       h("h3", {}, "Where the time went"), ...partsOf(found),
       found.path.some((leg) => leg.node_id !== null) && [h("h3", {}, "Critical path"), this.legs(found)],

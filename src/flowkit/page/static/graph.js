@@ -1,6 +1,6 @@
 // Draws a graph as SVG. The structure is drawn once; updates change classes and texts.
 
-import { s, replace } from "./dom.js";
+import { s, replace, setLabel, setText } from "./dom.js";
 import { placing } from "./placing.js";
 import { ENDED, percent, symbolOf } from "./words.js";
 
@@ -158,22 +158,23 @@ export class GraphPicture {
     const status = statusOf(rows);
     const decides = rows.some((row) => row.awaits_decision);
     box.element.setAttribute("class", `node ${status}${decides ? " decides" : ""}${box.selected ? " selected" : ""}${box.hidden ? " gone" : ""}${box.share === null ? "" : " on-path"}`);
-    box.symbol.textContent = decides ? "◆" : symbolOf(status);
+    setText(box.symbol, decides ? "◆" : symbolOf(status));
     const counts = countsOf(rows);
     const [row] = rows;
     const single = box.members.length === 1;
     const above = single ? this.batchesAbove(box.members[0]) : 0;
-    const text = single
-      ? [row.attempt > 1 ? `attempt ${row.attempt}` : "", batchesText(row, above)].filter(Boolean).join(", ")
-      : counts.map(([name, count]) => `${symbolOf(name)} ${count.toLocaleString()}`).join("  ");
-    const words = single ? `${row.status}${text ? `, ${text}` : ""}` : counts.map(([name, count]) => `${count} ${name}`).join(", ");
+    const aside = rows.reduce((sum, each) => sum + (each.failed_batches || 0), 0).toLocaleString();
+    const parts = single ? [row.attempt > 1 ? `attempt ${row.attempt}` : "", batchesText(row, above)] : counts.map(([name, count]) => `${symbolOf(name)} ${count.toLocaleString()}`);
+    const text = [...parts, aside !== "0" && `⊟ ${aside}`].filter(Boolean).join(single ? ", " : "  ");
+    const inWords = [...(single ? parts : counts.map(([name, count]) => `${count} ${name}`)), aside !== "0" && `${aside} set aside`].filter(Boolean);
+    const words = [...(single ? [row.status] : []), ...inWords].join(", ");
     const path = box.share === null ? "" : `on the critical path, ${percent(box.share)} of the time`;
-    box.tip.textContent = [`${box.title}: ${words}`, single && row.note, path].filter(Boolean).join("\n");
-    const label = single ? [short(box.title), short(this.nodes[box.members[0]].role), text, row.status] : [box.title, words];
-    box.element.setAttribute("aria-label", [...label, decides && "waits for a decision", path].filter(Boolean).join(", "));
+    setText(box.tip, [`${box.title}: ${words}`, single && (row.set_aside_text || row.note), path].filter(Boolean).join("\n"));
+    const label = single ? [short(box.title), short(this.nodes[box.members[0]].role), ...inWords, row.status] : [box.title, words];
+    setLabel(box.element, [...label, decides && "waits for a decision", path].filter(Boolean).join(", "));
     if (!box.state) return;
-    box.state.textContent = text;
-    box.role.textContent = short(box.roleText, Math.floor((box.width - 24) / SMALL_CHAR) - text.length);
+    setText(box.state, text);
+    setText(box.role, short(box.roleText, Math.floor((box.width - 24) / SMALL_CHAR) - text.length));
     const done = rows.filter((each) => ENDED.has(each.status)).length / box.members.length;
     const part = single ? progressOf(row, above) : done;
     box.bar.setAttribute("width", String(Math.max(0, Math.min(1, part)) * (box.width - 2)));
@@ -342,15 +343,18 @@ export class GraphPicture {
 
 function batchesText(row, above) {
   if (!row.batches && !above) return "";
-  const count = (row.batches || 0).toLocaleString();
-  return above && !ENDED.has(row.status) ? `${count} of ${above.toLocaleString()} batches` : `${count} ${row.batches === 1 ? "batch" : "batches"}`;
+  if (above && !ENDED.has(row.status)) return `${doneOf(row).toLocaleString()} of ${above.toLocaleString()} batches`;
+  return `${(row.batches || 0).toLocaleString()} ${row.batches === 1 ? "batch" : "batches"}`;
 }
+
+// Batches that are set aside are done, too.
+const doneOf = (row) => (row.batches || 0) + (row.failed_batches || 0);
 
 // How far a node is, from 0 to 1. Of one whose end is not known, nothing is shown.
 function progressOf(row, above) {
   if (ENDED.has(row.status)) return row.status === "finished" ? 1 : 0;
   const known = /([\d,]+) of ([\d,]+)/.exec(row.shards || "");
-  return known ? Number(known[1].replaceAll(",", "")) / Number(known[2].replaceAll(",", "")) : above ? (row.batches || 0) / above : 0;
+  return known ? Number(known[1].replaceAll(",", "")) / Number(known[2].replaceAll(",", "")) : above ? doneOf(row) / above : 0;
 }
 
 // A label over the upper right corner of a box. Its ground hides the edges under it.

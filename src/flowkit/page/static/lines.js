@@ -1,7 +1,7 @@
 // What the handler has logged in an attempt of a node: the last lines, earlier ones on request, and new ones while it runs.
 
 import { get, ofTask } from "./api.js";
-import { h, replace } from "./dom.js";
+import { h, replace, setText } from "./dom.js";
 import { clock } from "./words.js";
 
 const PAGE = 200;
@@ -59,8 +59,8 @@ export class AttemptLines {
     this.first = this.last = "";
     this.older.hidden = true;
     this.latest.hidden = this.chosen === null;
-    this.title.textContent = this.attempt ? `attempt ${this.attempt}` : "";
-    this.note.textContent = this.attempt ? "loading…" : "none yet";
+    setText(this.title, this.attempt ? `attempt ${this.attempt}` : "");
+    setText(this.note, this.attempt ? "loading…" : "none yet");
     clearTimeout(this.timer);
     this.timer = null;
     this.left = POLLS_AFTER_END;
@@ -89,7 +89,7 @@ export class AttemptLines {
       more = found.later;
     } catch (error) {
       if (!this.isShown(attempt, level)) return;
-      this.note.textContent = error.message;
+      setText(this.note, error.message);
     } finally {
       this.busy = false;
     }
@@ -100,7 +100,7 @@ export class AttemptLines {
   append({ kept, lines, earlier, end }) {
     const atEnd = this.list.scrollTop + this.list.clientHeight >= this.list.scrollHeight - 4;
     if (!this.last) this.older.hidden = !earlier;
-    this.last = end; // Beyond the last line here if there are later ones of a lower level.
+    this.last = end;
     if (lines.length) {
       this.first ||= lines[0].place;
       this.list.append(...lines.flatMap(rows));
@@ -111,9 +111,9 @@ export class AttemptLines {
       }
     }
     const command = `flowkit logs --task … ${this.node.node_id} --attempt ${this.attempt}`;
-    if (!kept) this.note.textContent = "Lines of handlers are not kept here: the page runs without the product observe.";
-    else if (this.cut) this.note.textContent = `The last ${MOST.toLocaleString()} lines; ${command} prints all.`;
-    else this.note.textContent = this.first ? "" : "nothing was logged";
+    if (!kept) setText(this.note, "Lines of handlers are not kept here: the page runs without the product observe.");
+    else if (this.cut) setText(this.note, `The last ${MOST.toLocaleString()} lines; ${command} prints all.`);
+    else setText(this.note, this.first ? "" : "nothing was logged");
     if (atEnd) this.list.scrollTop = this.list.scrollHeight;
   }
 
@@ -128,7 +128,7 @@ export class AttemptLines {
       this.list.scrollTop += this.list.scrollHeight - height;
       this.older.hidden = !earlier || this.list.childElementCount >= MOST;
     } catch (error) {
-      if (this.isShown(attempt, level)) this.note.textContent = error.message;
+      if (this.isShown(attempt, level)) setText(this.note, error.message);
     }
   }
 }

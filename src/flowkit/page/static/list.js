@@ -1,16 +1,15 @@
 // The list of tasks, with filters that are in the address.
 
-import { h, replace, update } from "./dom.js";
+import { h, replace, setText, update } from "./dom.js";
 import { LiveList, PAGE } from "./polling.js";
-import { clock, duration, STATUSES, symbolOf } from "./words.js";
+import { clock, duration, STATUSES, symbolOf, totalOf } from "./words.js";
 
 const CHOICES = [
   ["", "all"],
-  ["status=running", "running"],
-  ["show=held", "waiting for a decision"],
+  ["show=decision", "waiting for a decision"],
+  ["show=event", "waiting for an event"],
   ["show=failed_last_hour", "failed in the last hour"],
-  ["status=failed", "failed"],
-  ["status=finished", "finished"],
+  ...["queued", "running", "deferred", "failed", "finished", "cancelled"].map((status) => [`status=${status}`, STATUSES[status].word]),
 ];
 
 export class TaskList extends LiveList {
@@ -75,7 +74,7 @@ export class TaskList extends LiveList {
 
   show({ tasks, more }) {
     update(this.table, tasks.map((task) => this.row(task)));
-    this.note.textContent = tasks.length ? "" : this.nothing();
+    setText(this.note, tasks.length ? "" : this.nothing());
     this.showPages(more, "newer", "older");
   }
 
@@ -85,15 +84,13 @@ export class TaskList extends LiveList {
   }
 
   row(task) {
-    const ended = task.finished_at ? new Date(task.finished_at) : new Date();
-    const took = task.started_at ? (ended - new Date(task.started_at)) / 1000 : null;
     const target = new URLSearchParams({ task: task.task_id });
     return h("tr", {},
       h("td", {}, h("span", { class: `status ${task.status}` }, `${symbolOf(task.status)} ${STATUSES[task.status]?.word || task.status}`)),
       h("td", { class: "id" }, h("a", { href: `?${target}` }, task.task_id)),
       h("td", { class: "id" }, task.name || ""),
       h("td", { class: "when" }, clock(task.started_at)),
-      h("td", { class: "number" }, duration(took)),
+      h("td", { class: "number", title: totalOf(task) }, duration(task.seconds)),
       h("td", { class: "reason", title: task.reason }, task.reason && h("span", {}, task.reason)));
   }
 }

@@ -67,7 +67,7 @@ export class NodePanel {
       this.loaded = loaded;
       this.load();
     }
-    const shown = `${row.status} ${row.batches || 0}`;
+    const shown = `${row.status} ${row.batches || 0} ${row.failed_batches || 0}`;
     if (this.shown === shown) return;
     this.shown = shown;
     this.refreshBatches();
@@ -89,8 +89,8 @@ export class NodePanel {
       attempts.length > ATTEMPTS && h("p", { class: "note" }, `The latest ${ATTEMPTS} of ${attempts.length.toLocaleString()}:`),
       attempts.length ? h("ol", { class: "attempts" }, attempts.slice(-ATTEMPTS).map((each) => h("li", {},
         h("strong", {}, `${each.attempt}`), ` ${each.outcome}`,
-        each.started_at ? `, ${clock(each.started_at)}` : "",
-        each.started_at && each.ended_at ? `, ${duration(each.ended_at - each.started_at)}` : "",
+        each.began_at ? `, ${clock(each.began_at)}` : "",
+        each.began_at && each.ended_at ? `, ${duration(each.seconds)}` : "",
         each.worker ? `, ${each.worker}` : "",
         attempts.length > 1 && [" ", h("button", { class: "link", onclick: () => this.lines.choose(each.attempt) }, "log")],
         (each.code || each.error) && h("pre", {}, [each.code, each.error].filter(Boolean).join(": "))))) : h("p", { class: "note" }, "none yet"),

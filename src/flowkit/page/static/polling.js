@@ -1,7 +1,7 @@
 // A list that is read again and again while it is shown.
 
 import { ApiError, get } from "./api.js";
-import { h, replace } from "./dom.js";
+import { h, replace, setText } from "./dom.js";
 import { clock } from "./words.js";
 
 export const PAGE = 50;
@@ -40,7 +40,7 @@ export class LiveList {
       if (error instanceof ApiError && (error.status === 401 || error.status === 403)) throw error;
       if (turn !== this.turns) return;
       this.lostAt ??= Date.now() / 1000;
-      this.note.textContent = `Not live since ${clock(this.lostAt)}: ${error.message}; trying again.`;
+      setText(this.note, `Not live since ${clock(this.lostAt)}: ${error.message}; trying again.`);
     }
   }
 

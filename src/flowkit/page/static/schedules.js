@@ -1,6 +1,6 @@
 // The list of schedules: each is a row of squares, one for each nominal time.
 
-import { h, replace, update } from "./dom.js";
+import { h, replace, setText, update } from "./dom.js";
 import { LiveList, PAGE } from "./polling.js";
 import { instant, STATUSES } from "./words.js";
 
@@ -54,7 +54,7 @@ export class ScheduleList extends LiveList {
   show({ schedules, more }) {
     this.found = new Map(schedules.map((each) => [each.name, each]));
     update(this.rows, schedules.map((each) => this.row(each)));
-    this.note.textContent = schedules.length || this.query.has("skip") ? "" : "There are no schedules yet. `flowkit schedule create` creates one, and it appears here.";
+    setText(this.note, schedules.length || this.query.has("skip") ? "" : "There are no schedules yet. `flowkit schedule create` creates one, and it appears here.");
     this.showPages(more, "back", "next");
   }
 
@@ -82,7 +82,7 @@ export class ScheduleList extends LiveList {
     this.pointed = element ? { name: element.dataset.schedule, at: element.dataset.at } : null;
     for (const name of new Set([before, this.pointed?.name])) {
       const place = [...this.found.keys()].indexOf(name);
-      if (place >= 0) this.rows.children[place].querySelector(".about-time").textContent = this.sentence(this.found.get(name));
+      if (place >= 0) setText(this.rows.children[place].querySelector(".about-time"), this.sentence(this.found.get(name)));
     }
   }
 

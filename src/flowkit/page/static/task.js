@@ -2,14 +2,14 @@
 
 import { ApiError, get, ofTask, stream } from "./api.js";
 import { ActionBar } from "./actions.js";
-import { byId, copyButton, h, replace, toast, update } from "./dom.js";
+import { byId, copyButton, h, replace, setText, setTitle, toast, update } from "./dom.js";
 import { Explanation, pathOf } from "./explain.js";
 import { GraphPicture } from "./graph.js";
 import { collapse, isLarge } from "./groups.js";
 import { NodePanel } from "./panel.js";
 import { TaskState } from "./state.js";
 import { Timeline } from "./timeline.js";
-import { clock, duration, ENDED, percent, sentenceOf, STATUSES, symbolOf } from "./words.js";
+import { clock, duration, ENDED, percent, sentenceOf, STATUSES, symbolOf, totalOf } from "./words.js";
 
 const ATTEMPTS_MS = 2000;
 const TICK_MS = 1000;
@@ -159,7 +159,7 @@ export class TaskPage {
 
   showTitle() {
     const { task } = this.state;
-    document.title = `${task ? `${symbolOf(task.status)} ` : ""}${this.structure?.name || this.taskId} – FlowKit`;
+    setTitle(`${task ? `${symbolOf(task.status)} ` : ""}${this.structure?.name || this.taskId} – FlowKit`);
   }
 
   // Show a view; the graph if there is none of this name.
@@ -342,7 +342,7 @@ export class TaskPage {
     const text = this.connected ? "live" : `not live since ${clock(this.lostAt)}: ${this.lostWhy}`;
     document.body.classList.toggle("lost", !this.connected || Boolean(problem));
     const shown = problem ? "not live" : text;
-    if (byId("connection").textContent !== shown) byId("connection").textContent = shown;
+    if (byId("connection").textContent !== shown) setText(byId("connection"), shown);
   }
 
   // Clocks stand still without a connection, or while the server cannot read: nobody knows what happens meanwhile.
@@ -364,13 +364,19 @@ export class TaskPage {
     const { task, rows, problem, at } = this.state;
     const counts = new Map();
     for (const row of rows.filter(Boolean)) counts.set(row.status, (counts.get(row.status) || 0) + 1);
-    const seconds = task.seconds === null ? null : task.seconds + (task.closed ? 0 : Math.max(0, this.now - at));
+    const since = task.closed ? 0 : Math.max(0, this.now - at);
+    const [seconds, total] = [task.seconds, task.total_seconds].map((each) => (each === null ? null : each + since));
+    const all = totalOf({ seconds, total_seconds: total });
+    const latest = all ? "latest run " : "";
     const waiting = rows.filter((row) => row?.awaits_decision);
+    const aside = rows.reduce((sum, row) => sum + (row?.failed_batches || 0), 0);
     update(this.headline,
       h("p", { class: "summary" },
         h("span", { class: `status ${task.status}` }, `${symbolOf(task.status)} ${STATUSES[task.status]?.word || task.status}`),
-        h("span", {}, task.closed ? `took ${duration(seconds)}` : `for ${duration(seconds)}`),
+        seconds !== null && h("span", {}, `${latest}${task.closed ? "took" : "for"} ${duration(seconds)}`),
+        all && h("span", { class: "note" }, all),
         [...counts].map(([status, count]) => h("span", { class: `count ${status}` }, `${symbolOf(status)} ${count.toLocaleString()} ${STATUSES[status]?.word || status}`)),
+        aside > 0 && h("span", { class: "count aside" }, `⊟ ${aside.toLocaleString()} ${aside === 1 ? "batch" : "batches"} set aside`),
         task.source === "document" && !task.closed && h("span", { class: "note" }, "from the document: no engine responds")),
       task.reason && h("p", { class: "reason" }, task.reason),
       task.paused?.length ? h("p", { class: "paused" }, `‖ paused: ${task.paused.join("; ")}`) : null,
@@ -444,9 +450,9 @@ export class TaskPage {
     const wanted = rows.filter(([, , row]) => !hide || !row || !ENDED.has(row.status));
     const order = { failed: 0, running: 1, cancelling: 1, deferred: 2, queued: 3 };
     const sorted = wanted.length > LISTED ? wanted.sort((a, b) => (order[a[2]?.status] ?? 4) - (order[b[2]?.status] ?? 4)) : wanted;
-    this.listNote.textContent = wanted.length > LISTED
+    setText(this.listNote, wanted.length > LISTED
       ? `${(wanted.length - LISTED).toLocaleString()} more nodes; use Find to open one.`
-      : wanted.length || !this.structure ? "" : "All nodes have finished.";
+      : wanted.length || !this.structure ? "" : "All nodes have finished.");
     update(this.listRows, sorted.slice(0, LISTED).map(([node, , row]) => h("tr", {},
       h("td", {}, h("span", { class: `status ${row?.status || "queued"}` }, `${symbolOf(row?.status)} ${STATUSES[row?.status]?.word || ""}`)),
       h("td", { class: "id" }, h("button", { class: "link", "data-key": node.node_id, onclick: () => this.choose(this.places.get(node.node_id)) }, node.node_id)),
@@ -509,7 +515,7 @@ export class TaskPage {
     this.graph.close();
     this.actions.stop();
     this.panel.empty();
-    byId("connection").textContent = "";
+    setText(byId("connection"), "");
     document.body.classList.remove("lost");
   }
 }

@@ -10,8 +10,8 @@ const IDLE_SEC = 5;
 // Return a function from a time to a place between 0 and 1. With `collapsed`, pauses of all attempts are short.
 export function scaleOf(attempts, now, collapsed) {
   const spans = attempts
-    .filter((each) => each.started_at)
-    .map((each) => [each.started_at, each.ended_at ?? now])
+    .filter((each) => each.began_at)
+    .map((each) => [each.began_at, each.ended_at ?? now])
     .sort((a, b) => a[0] - b[0]);
   if (!spans.length) return { place: () => 0, cuts: [] };
   const busy = [];
@@ -77,9 +77,9 @@ export class Timeline {
   }
 
   row(attempt) {
-    const from = attempt.started_at ? this.scale.place(attempt.started_at) : null;
+    const from = attempt.began_at ? this.scale.place(attempt.began_at) : null;
     const to = this.scale.place(attempt.ended_at ?? this.now);
-    const took = attempt.started_at ? (attempt.ended_at ?? this.now) - attempt.started_at : null;
+    const took = attempt.began_at && !attempt.ended_at ? this.now - attempt.began_at : attempt.seconds;
     const text = `${attempt.node_id} · ${attempt.attempt}: ${attempt.outcome}${took === null ? "" : `, ${duration(took)}`}${attempt.error ? `, ${attempt.error}` : ""}`;
     const bar = h("span", { class: `bar ${attempt.outcome.replaceAll(" ", "-")}` });
     if (from !== null) {
@@ -89,8 +89,8 @@ export class Timeline {
     return h(
       "div",
       { class: "timeline-row", role: "listitem" },
-      h("button", { class: "link", "data-key": `${attempt.node_id} ${attempt.attempt} ${attempt.started_at}`, title: text, "aria-label": text, onclick: () => this.onSelect(attempt.node_id) }, `${attempt.node_id} · ${attempt.attempt}`),
-      h("span", { class: "track", title: `${clock(attempt.started_at)} ${text}` }, bar),
+      h("button", { class: "link", "data-key": `${attempt.node_id} ${attempt.attempt} ${attempt.began_at}`, title: text, "aria-label": text, onclick: () => this.onSelect(attempt.node_id) }, `${attempt.node_id} · ${attempt.attempt}`),
+      h("span", { class: "track", title: `${clock(attempt.began_at)} ${text}` }, bar),
       h("span", { class: "took" }, took === null ? attempt.outcome : duration(took)),
     );
   }

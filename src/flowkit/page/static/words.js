@@ -24,6 +24,11 @@ export function duration(seconds) {
   return `${Math.floor(seconds / 86400)} d ${Math.round((seconds % 86400) / 3600)} h`;
 }
 
+// How long all runs of a task took, if it has run again; empty otherwise. Its own duration is that of the latest run.
+export function totalOf({ seconds, total_seconds: total }) {
+  return total > seconds ? `${duration(total)} since it was created` : "";
+}
+
 export function percent(share) {
   const rounded = Math.round(100 * share);
   return rounded || !share ? `${rounded} %` : "<1 %";
@@ -47,9 +52,10 @@ export function instant(text, zone) {
   }
 }
 
-// One sentence about what a node does or waits for; empty if its status says it all.
-export function sentenceOf(row, now) {
-  if (!row) return "";
+// What a node does or waits for, and the batches that it has set aside; empty if its status says it all.
+export const sentenceOf = (row, now) => (row ? [stateOf(row, now), row.set_aside_text].filter(Boolean).join("; ") : "");
+
+function stateOf(row, now) {
   const worker = row.worker ? `${row.external ? "external worker" : "worker"} ${row.worker}` : "";
   if (row.lost) return `${worker} is lost: silent since ${clock(row.heard_at)}; the next free worker replaces it`;
   if (row.heard_at) return `${worker} is silent since ${clock(row.heard_at)}; replaced at ${clock(row.replaced_at)} unless it responds`;
