@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pymongo import MongoClient
+from tests.cli.up.up_process import free_port_base
 from tests.docs.pages import DOCS
 from tests.docs.reader import Reader
 
@@ -31,6 +32,7 @@ def reader(tmp_path: Path, stack: Stack) -> Iterator[Reader]:
     """A reader with the servers of the tests, and with its own queue and database."""
     name = uuid.uuid4().hex[:10]
     own = {**stack.exports, "MONGO_DATABASE": f"page_{name}", "FLOWKIT_QUEUE": f"page-{name}"}
+    own["FLOWKIT_PORT_BASE"] = str(free_port_base())
     with Reader(tmp_path, {**os.environ, **own}, PATIENCE) as page_reader:
         yield page_reader
     with MongoClient[dict[str, object]](stack.mongo_url) as mongo:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pymongo import MongoClient
+from tests.cli.up.up_process import free_port_base
 from tests.fork_server import fork_server
 from tests.integration.harness import EVENT_TIMEOUT_SEC, FLOWKIT, ROOT
 
@@ -49,6 +50,7 @@ def deployment(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     (folder / "temporal").symlink_to(temporal_cli())
     name = uuid.uuid4().hex[:10]
     own = {"MONGO_DATABASE": f"test_{name}", "FLOWKIT_QUEUE": f"q-{name}"}
+    own["FLOWKIT_PORT_BASE"] = str(free_port_base())
     path = os.pathsep.join([str(FLOWKIT.parent), str(folder), os.environ["PATH"]])
     environment = {**os.environ, **stack.exports, **own, "PATH": path}
     running = fork_server().start(up_arguments(), EXAMPLES, environment)
