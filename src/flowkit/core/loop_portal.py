@@ -45,8 +45,7 @@ async def outcome_of_call(running: Future[T]) -> T:
 async def wait_for_calls(running: Collection[Future[Any]]) -> int:
     """Wait up to IGNORED_SEC for calls whose callers no longer do. Return how many still run."""
     ends = asyncio.gather(*map(asyncio.wrap_future, running), return_exceptions=True)
-    with suppress(TimeoutError):
-        await asyncio.wait_for(ends, IGNORED_SEC)
+    await asyncio.wait([ends], timeout=IGNORED_SEC)
     return sum(not each.done() for each in running)
 
 
