@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pymongo import MongoClient
+from tests.cli.up.up_process import free_port_base
 from tests.docs.pages import ROOT, blocks
 from tests.docs.reader import Reader, expect
 from tests.fork_server import fork_server
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def reader(tmp_path: Path, stack: Stack) -> Iterator[Reader]:
+def reader(tmp_path: Path, stack: Stack, folder: str) -> Iterator[Reader]:
     """A reader in a fresh checkout, whose demo indexes a small source tree."""
     name = uuid.uuid4().hex[:10]
     own = {"MONGO_DATABASE": f"readme_{name}", "FLOWKIT_QUEUE": f"readme-{name}", "SOURCE": str(ROOT / "src")}
+    if folder == ".":  # The external worker of the other one finds Kafka at the default port.
+        own["FLOWKIT_PORT_BASE"] = str(free_port_base())
     with Reader(tmp_path, {**os.environ, **stack.exports, **own}) as page_reader:
         check_out(page_reader.folder)
         yield page_reader

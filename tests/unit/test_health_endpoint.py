@@ -52,7 +52,7 @@ def test_health_port_may_listen_on_an_address_of_ipv6() -> None:
 
 def status_for(port: int, headers: dict[str, str]) -> int:
     """Return the status of a request for metrics with these headers."""
-    connection = http.client.HTTPConnection(DEFAULT_HEALTH_HOST, port, timeout=10)
+    connection = http.client.HTTPConnection(DEFAULT_HEALTH_HOST, port, timeout=EVENT_TIMEOUT_SEC)
     try:
         connection.request("GET", "/metrics", headers=headers)
         return connection.getresponse().status
