@@ -588,6 +588,68 @@ async def test_events_are_followed_whatever_the_clocks_of_worker_and_bridge(by_p
     assert seen == [f"batch ok  batch_uid=b{number}" for number in range(4)]
 
 
+def stored_row(log: str, row: int, at: datetime, stored_at: datetime, **line: Any) -> dict[str, Any]:
+    """Return a document with one line as MongoDB has it."""
+    own = attempt()
+    return {
+        "_id": f"{log * 16}-{row:08d}",
+        "task_id": own.task_id,
+        "node_id": own.node_id,
+        "attempt_epoch": own.epoch,
+        "shard": 0,
+        "worker_id": log,
+        "at": at,
+        "until": at,
+        "created_at": stored_at,
+        "lines": [
+            {"n": row, "at": at, "level": logging.INFO, "logger": "shop", "text": f"{log}{row}", **line}
+        ],
+    }
+
+
+async def test_look_that_breaks_off_loses_no_rows_that_were_stored_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first row waited long for MongoDB. The next ones were stored earlier, and were not read when it failed."""
+    db, now, find = memory_database(), datetime.now(UTC), LogStore.find
+    hour = timedelta(hours=1)
+    await db.attempt_logs.insert_one(stored_row("a", 1, now - 3 * hour, now))
+    await db.attempt_logs.insert_one(stored_row("b", 1, now - 2 * hour, now - 2 * hour))
+
+    async def break_off(store: LogStore, wanted: Any, **options: Any) -> AsyncIterator[Any]:
+        async for row in find(store, wanted, **options):
+            yield row
+            raise StoreUnavailable("no server responds")
+
+    found = HandlerLogReader(db).lines(attempt().task_id)
+    monkeypatch.setattr(LogStore, "find", break_off)
+    with pytest.raises(StoreUnavailable):
+        await anext(found)
+    monkeypatch.setattr(LogStore, "find", find)
+    texts: list[str] = []
+    while lines := await anext(found):
+        texts += [each.text for each in lines]
+    assert texts == ["a1", "b1"]
+
+
+async def test_page_shows_no_line_again_before_lines_that_are_missing_are_counted() -> None:
+    """The lines that are missing come before one of a lower level, so the next shown line will count them."""
+    db, own, now = memory_database(), attempt(), datetime.now(UTC)
+    reader, cursor, seen = HandlerLogReader(db), "", list[tuple[str, int]]()
+    rows = [
+        stored_row("a", 1, now, now),
+        stored_row("a", 50, now, now, level=logging.DEBUG),
+        stored_row("a", 51, now, now),
+    ]
+    for new in (rows[:2], rows[2:]):
+        await db.attempt_logs.insert_many(new)
+        for _ in range(2):
+            page = await reader.page(own.task_id, own.node_id, own.epoch, level="INFO", after=cursor)
+            cursor = page.end
+            seen += [(each.text, each.left_out) for each in page.lines]
+    assert seen == [("a1", 0), ("a51", 48)]
+
+
 @pytest.mark.parametrize(
     "text", ["", "x", "5~", "1" * 30, "5~zz=1.2", "5~worker_events=1.a~", "5~" + "a" * 16]
 )
@@ -722,16 +784,17 @@ async def test_dropped_lines_are_counted_from_zero(kept: Kept) -> None:
     assert measured.counted(LOG_LINES_DROPPED) == {(role, "outage"): 0, (role, "refused"): 0}
 
 
+@pytest.mark.parametrize("every", [3_000, 24_000])
 @pytest.mark.parametrize("ends", [True, False])
-async def test_each_line_counts_once_as_kept_or_dropped(kept: Kept, ends: bool) -> None:
-    """Documents of the last part that later lines replace are dropped, and were never kept."""
+async def test_each_line_counts_once_as_kept_or_dropped(kept: Kept, ends: bool, every: int) -> None:
+    """Documents of the last part that later lines replace are dropped, and were never kept, written or not."""
     logged = 24_000
 
     async def run() -> None:
         begin_attempt(attempt(), "w-1", "run-1", kept.keeper)
         for number in range(logged):
             SHOP.info("line %d", number)
-            if number % 3_000 == 0:
+            if number % every == 0:
                 await kept.keeper.flush()
         if ends:
             end_attempt()
@@ -747,6 +810,33 @@ async def test_each_line_counts_once_as_kept_or_dropped(kept: Kept, ends: bool) 
     count = sum(len(each["lines"]) for each in present)
     assert 0 < count < logged
     assert (measured.counted(LOG_LINES), dropped) == ({(attempt().role, "info"): count}, logged - count)
+
+
+async def test_lines_replaced_while_mongodb_is_away_count_as_dropped(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged, append = 24_000, LogStore.append
+
+    async def fail(store: LogStore, documents: Any) -> None:
+        raise StoreUnavailable("no server responds")
+
+    async def run() -> None:
+        begin_attempt(attempt(), "w-1", "run-1", kept.keeper)
+        for number in range(logged):
+            SHOP.info("line %d", number)
+            if number == logged // 2:
+                assert not await asyncio.create_task(kept.keeper.flush(), context=contextvars.Context())
+        end_attempt()
+
+    with measuring() as measured:
+        monkeypatch.setattr(LogStore, "append", fail)
+        await asyncio.create_task(run())
+        monkeypatch.setattr(LogStore, "append", append)
+        assert await kept.keeper.flush()
+    present = [each async for each in kept.db.attempt_logs.find({}, {"lines.n": 1})]
+    count = sum(len(each["lines"]) for each in present)
+    assert measured.counted(LOG_LINES) == {(attempt().role, "info"): count}
+    assert sum(measured.counted(LOG_LINES_DROPPED).values()) == logged - count
 
 
 async def test_busy_attempt_causes_one_write_at_a_time(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:

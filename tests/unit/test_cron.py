@@ -147,6 +147,7 @@ def test_with_a_day_and_a_weekday_either_fits_and_a_star_restricts() -> None:
         ("0 4 * JANUARY *", "the month is 'JANUARY'; write 1 to 12, or JAN/FEB"),
         ("0 4 * * 8", "the weekday is '8'; write 0 to 7, or SUN/MON"),
         ("0 4 * * MON#6", "the weekday is 'MON#6'; write #1 to #5 after it"),
+        pytest.param("9" * 5_000 + " 4 * * *", "; write *, 5, 1-5", id="long"),
         ("0 22-2 * * *", "the hour is '22-2', which ends before it begins; write 22-23,0-2"),
         (
             "*/90 * * * *",

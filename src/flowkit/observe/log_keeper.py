@@ -154,6 +154,7 @@ class HandlerLogKeeper:
             rows, gone = buffer.take()
             self._rows += rows
             self._gone += gone
+            self._release_replaced()
             if buffer.has_ended:
                 self._count_kept(buffer.stored_tail())
             size += sum(row.size for row in rows)
@@ -184,6 +185,14 @@ class HandlerLogKeeper:
             self._release(REFUSED)
         else:
             self._release("")
+
+    def _release_replaced(self) -> None:
+        """Forget the documents that later lines have replaced before MongoDB took them."""
+        gone = {*self._gone}
+        left = [row for row in self._rows if row.document["_id"] not in gone]
+        self._rows = [row for row in self._rows if row.document["_id"] in gone]
+        self._release(BOUND)
+        self._rows = left
 
     def _release(self, reason: str) -> None:
         """Forget the documents that were written, or that are not kept for a reason."""

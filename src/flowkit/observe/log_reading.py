@@ -168,8 +168,14 @@ class _Followed:
         self._events: set[Any] = set()
         """The ids of the events that were read."""
         self._stored_at = cursor.stored_at
+        """When MongoDB stored the latest row of the looks that have ended. Rows come in the order of their lines, so a
+        look that breaks off may have read later ones than it has missed."""
+        self._newest = cursor.stored_at
+        """The same of all rows that were read."""
         self._passed: dict[str, tuple[str, float]] = {}
         """The key of the last line that was passed, by log, and when its row was stored; of events, the latest time."""
+        self._carrying: dict[str, tuple[str, float]] = {}
+        """The same of later lines, before which others are missing that no line has counted yet."""
         self._waiting: list[_Read] = []
         """Lines that may come after those of rows that are still to be read."""
         self._look: AsyncGenerator[list[KeptLine]] | None = None
@@ -194,7 +200,9 @@ class _Followed:
                     heapq.heappush(self._waiting, line)
             if lines := self._choose_before(utc(row["at"])):
                 yield lines
-        if lines := self._choose_before(None):
+        lines = self._choose_before(None)
+        self.cursor = self._end_look()
+        if lines:
             yield lines
 
     def _note(self, row: Row) -> None:
@@ -203,7 +211,7 @@ class _Followed:
             self._events.add(event)
             return
         self._seen[row["_id"]] = stored_at = utc(row["created_at"]).timestamp()
-        self._stored_at = max(self._stored_at, stored_at)
+        self._newest = max(self._newest, stored_at)
 
     def _choose_before(self, at: datetime | None) -> list[KeptLine]:
         """Return the lines of the wanted level that waited and were logged before a time."""
@@ -212,16 +220,19 @@ class _Followed:
             read = heapq.heappop(self._waiting)
             chosen += self._numbers.choose(read)
             log, key = _position(read.line.place)
-            self._passed[log] = key, self._stored_at if log == EVENTS else self._seen[read.row_id]
-        if not self._waiting and not self._numbers.carries():
-            self.cursor = self._make_cursor()
+            self._carrying[log] = key, self._newest if log == EVENTS else self._seen[read.row_id]
+            if not self._numbers.carries():
+                self._passed |= self._carrying
+                self._carrying.clear()
         return chosen
 
-    def _make_cursor(self) -> _Cursor:
+    def _end_look(self) -> _Cursor:
         """Return the cursor beyond all that was passed, without the logs of which nothing will be read again."""
-        since = self._stored_at - LATE.total_seconds()
-        recent = {log: key for log, (key, stored_at) in self._passed.items() if stored_at >= since}
-        return _Cursor(stored_at=self._stored_at, known={**self._begin.known, **recent})
+        self._stored_at = self._newest
+        stored_at = self._begin.stored_at if self._carrying else self._stored_at
+        since = stored_at - LATE.total_seconds()
+        recent = {log: key for log, (key, row_at) in self._passed.items() if row_at >= since}
+        return _Cursor(stored_at=stored_at, known={**self._begin.known, **recent})
 
     async def _new_rows(self) -> AsyncIterator[Row]:
         """Yield the rows that were not seen, in the order of their first lines.

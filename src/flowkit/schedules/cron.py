@@ -37,11 +37,13 @@ WEEKDAYS = frozenset(range(7))
 _DAY_NAMES = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _MONTH_NAMES = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _MONDAY, _FRIDAY, _SATURDAY, _SUNDAY = 1, 5, 6, 0
-_PLAIN = re.compile(r"(?:(?P<all>[*?])|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d{1,3}))?", re.ASCII)
+_PLAIN = re.compile(
+    r"(?:(?P<all>[*?])|(?P<first>\w{1,9})(?:-(?P<last>\w{1,9}))?)(?:/(?P<step>\d{1,3}))?", re.ASCII
+)
 _FROM_END = re.compile(r"L(?:-(\d{1,2}))?", re.ASCII)
 _NEAREST = re.compile(r"(\d{1,2}|L)W", re.ASCII)
-_NTH = re.compile(r"(\w+)#(\d{1,2})", re.ASCII)
-_LAST = re.compile(r"(\w+)L", re.ASCII)
+_NTH = re.compile(r"(\w{1,9})#(\d{1,2})", re.ASCII)
+_LAST = re.compile(r"(\w{1,9})L", re.ASCII)
 _LEAP_YEARS = frozenset(year for year in YEARS if year % 4 == 0 and (year % 100 or year % 400 == 0))
 _MONTHS_OF = {
     31: frozenset({1, 3, 5, 7, 8, 10, 12}),
