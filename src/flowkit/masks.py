@@ -53,6 +53,8 @@ _MANY_CHARS: Final = 100_000
 """Characters of secrets and of their lines of which texts hide all spellings. They hide others as they are."""
 _MOST_PATHS: Final = 1_000
 """Number of secret places up to which they are listed. Beyond it, all params are secret."""
+_MOST_STEPS: Final = 500_000
+"""How many parts of params, multiplied by the schemas that apply to each, are looked at. Beyond it, all are secret."""
 
 Path = tuple[str | int, ...]
 """The keys and indexes that lead to a part of a value."""
@@ -124,10 +126,10 @@ def hides_value(schema: Mapping[str, Any], path: Sequence[str | int], value: Any
         return False
     if isinstance(value, (dict, list, tuple)):
         return True
-    found = [*_alternatives(schema, schema)]
+    found = [*_alternatives([schema], schema)]
     for part in path:
         if parts := [*_below(found, part)]:
-            found = [every for each in parts for every in _alternatives(each, schema)]
+            found = [*_alternatives(parts, schema)]
     return any(_holds_secret(each, schema, set()) for each in found)
 
 
@@ -146,6 +148,7 @@ def _holds_secret(schema: object, root: Mapping[str, Any], seen: set[str]) -> bo
 
 
 _REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+_UNKNOWN: Final[Mapping[str, Any]] = {_SECRET_MARK: True}
 _OF_THE_VALUE: Final = ("anyOf", "oneOf", "allOf", "if", "then", "else")
 _OF_FIELDS: Final = ("additionalProperties", "unevaluatedProperties")
 _OF_ITEMS: Final = ("contains", "unevaluatedItems", "additionalItems")
@@ -163,6 +166,12 @@ def _schemas_in(held: object) -> Iterator[Mapping[str, Any]]:
         yield from (each for each in held if isinstance(each, Mapping))
 
 
+def _by_name(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
+    """Return the schemas that a keyword holds by name. A schema may be wrong: a task that is rejected has one, too."""
+    held = schema.get(keyword)
+    return held if isinstance(held, Mapping) else {}
+
+
 def _resolve(root: Mapping[str, Any], reference: str) -> Mapping[str, Any]:
     """Return the schema to which a reference leads. One that leads nowhere may lead to a secret."""
     found: Any = root
@@ -173,23 +182,28 @@ def _resolve(root: Mapping[str, Any], reference: str) -> Mapping[str, Any]:
         else:
             found = found.get(name) if isinstance(found, Mapping) else None
     is_pointer = reference == "#" or reference.startswith("#/")
-    return found if is_pointer and isinstance(found, Mapping) else {_SECRET_MARK: True}
+    return found if is_pointer and isinstance(found, Mapping) else _UNKNOWN
 
 
-def _alternatives(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a schema, and all others that may say something of the same value, by reference or beside it."""
-    waiting, seen = [schema], set[str]()
+def _alternatives(
+    schemas: Iterable[Mapping[str, Any]], root: Mapping[str, Any]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield schemas, and all others that may say something of the same value, by reference or beside them, once each.
+
+    With repeated ones, alternatives inside of alternatives would double their number at each level.
+    """
+    waiting, seen = [*schemas], set[int]()
     while waiting:
         each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
         yield each
         for held in _values_of(each, _OF_THE_VALUE):
             waiting += _schemas_in(held)
-        for by_name in _values_of(each, ("dependentSchemas", "dependencies")):
-            waiting += _schemas_in([*by_name.values()] if isinstance(by_name, Mapping) else [])
-        for reference in map(str, _values_of(each, _REFERENCES)):
-            if reference not in seen:
-                seen.add(reference)
-                waiting.append(_resolve(root, reference))
+        for keyword in ("dependentSchemas", "dependencies"):
+            waiting += _schemas_in([*_by_name(each, keyword).values()])
+        waiting += [_resolve(root, str(reference)) for reference in _values_of(each, _REFERENCES)]
 
 
 def _below(schemas: Iterable[Mapping[str, Any]], part: str | int) -> Iterator[Mapping[str, Any]]:
@@ -203,21 +217,22 @@ def _below(schemas: Iterable[Mapping[str, Any]], part: str | int) -> Iterator[Ma
 
 def _of_item(schema: Mapping[str, Any], place: int) -> Iterator[Mapping[str, Any]]:
     items = schema.get("items")
-    fixed = items if isinstance(items, list) else schema.get("prefixItems") or []
+    first = items if isinstance(items, list) else schema.get("prefixItems")
+    fixed = first if isinstance(first, list) else []
     yield from _schemas_in(fixed[place] if place < len(fixed) else items)
     for held in _values_of(schema, _OF_ITEMS):
         yield from _schemas_in(held)
 
 
 def _of_field(schema: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
-    known = schema.get("properties") or {}
+    known = _by_name(schema, "properties")
     if name in known:
         yield from _schemas_in(known[name])
         return
     for held in _values_of(schema, _OF_FIELDS):
         yield from _schemas_in(held)
     yield from _schemas_in(
-        [*(schema.get("patternProperties") or {}).values()]
+        [*_by_name(schema, "patternProperties").values()]
     )  # matching one could take for ever
 
 
@@ -226,20 +241,25 @@ def secret_paths(params: Any, schema: Mapping[str, Any]) -> list[list[str | int]
     if not may_hold_secrets(schema):
         return []
     found: list[list[str | int]] = []
-    for path in _walk(params, [schema], schema, ()):
-        if len(found) == _MOST_PATHS:
+    steps = 0
+    for path, count in _walk(params, [schema], schema, ()):
+        steps += count
+        if len(found) == _MOST_PATHS or steps > _MOST_STEPS:
             return [[]]
-        found.append([*path])
+        if path is not None:
+            found.append([*path])
     return found
 
 
 def _walk(
     value: Any, schemas: Sequence[Mapping[str, Any]], root: Mapping[str, Any], path: Path
-) -> Iterator[Path]:
-    found = [every for each in schemas for every in _alternatives(each, root)]
+) -> Iterator[tuple[Path | None, int]]:
+    """Yield for a value and each part of it the path, or None if it is no secret, and how many schemas apply."""
+    found = [*_alternatives(schemas, root)]
     if any(map(is_secret_schema, found)):
-        yield path
+        yield path, len(found)
         return
+    yield None, len(found)
     parts: Iterable[tuple[str | int, Any]] = ()
     if isinstance(value, Mapping):
         parts = value.items()
@@ -358,7 +378,8 @@ def hide_forms(text: str, forms: Iterable[str], others: Iterable[tuple[int, int]
         while at >= 0:
             found.append((at, at + len(form)))
             at = text.find(form, at + len(form))
-    parts, end = [], 0
+    parts: list[str] = []
+    end = 0
     for begin, after in sorted(found):
         if begin >= end:
             parts += [text[end:begin], HIDDEN]

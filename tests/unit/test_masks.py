@@ -213,6 +213,38 @@ def test_a_mark_counts_wherever_a_schema_has_it(
     assert hides_value(schema, path, value)
 
 
+def test_alternatives_inside_of_alternatives_do_not_multiply() -> None:
+    """Eighty levels of two alternatives each would otherwise never end, in the process of an engine."""
+    both = {"anyOf": [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/two"}]}
+    schema = {
+        **both,
+        "$defs": {name: {"properties": {"a": both, "pin": PIN}} for name in ("one", "two")},
+    }
+    params: dict[str, Any] = {"pin": "1"}
+    for _ in range(80):
+        params = {"a": params}
+    path = [*["a"] * 80, "pin"]
+    assert secret_paths(params, schema) == [path]
+    assert hides_value(schema, path, "1")
+
+
+def test_params_that_take_too_many_steps_are_secret_as_a_whole() -> None:
+    schema = {"items": {"anyOf": [{"title": str(number)} for number in range(10_000)]}, "not": PIN}
+    assert secret_paths([1] * 20, schema) == []
+    assert secret_paths([1] * 100, schema) == [[]]
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    ["properties", "patternProperties", "prefixItems", "items", "anyOf", "$ref", "dependentSchemas", "then"],
+)
+@pytest.mark.parametrize("wrong", [5, "x", [PIN, 5], {"a": 5}, None], ids=repr)
+def test_a_schema_that_is_none_raises_nothing(keyword: str, wrong: Any) -> None:
+    schema = {keyword: wrong, "not": PIN}
+    assert isinstance(secret_paths({"a": [1], "b": 2}, schema), list)
+    assert isinstance(hides_value(schema, ["a", 0], "1"), bool)
+
+
 def test_an_error_says_why_it_hides_values_that_may_be_no_secrets() -> None:
     assert AttemptMask({"params.day": "monday"}).error("no monday") == f"no {HIDDEN}"
     unknown = AttemptMask({"params.day": "monday"}, are_known=False)
