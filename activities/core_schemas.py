@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import typing
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -63,6 +65,12 @@ def may_merge_keys(schema: Schema) -> bool:
 def has_any(schema: Schema) -> bool:
     """Return whether a part of a type may be of any other type, and is then read in JSON types."""
     return any(each["type"] == "any" or _allows_extra(each, config) for each, config in walk(schema))
+
+
+def names_sequences(schema: Schema) -> bool:
+    """Return whether a part of a type is `Sequence`, whose values may be tuples and are read as lists."""
+    kinds = (each.get("cls") for each, _ in walk(schema) if each["type"] == "is-instance")
+    return any((typing.get_origin(kind) or kind) is Sequence for kind in kinds)
 
 
 def _allows_extra(schema: Schema, config: Schema) -> bool:

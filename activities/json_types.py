@@ -22,6 +22,7 @@ from flowkit.activities.core_schemas import (
     is_lossless,
     may_be_infinite,
     may_merge_keys,
+    names_sequences,
     needs_round_trip,
     reads_objects,
 )
@@ -198,7 +199,11 @@ class JsonType:
         except ValidationError as error:
             raise LostValue from error
         change = find_change(
-            value, read, is_open=self._is_open, has_same_json=lambda: bool(self._dump(read) == stored)
+            value,
+            read,
+            is_open=self._is_open,
+            has_same_json=lambda: bool(self._dump(read) == stored),
+            takes_tuples=names_sequences(self.adapter.core_schema),
         )
         if change is not None:
             raise LostValue(change)

@@ -43,17 +43,26 @@ class LostValue(ValueError):
 
 
 def find_change(
-    given: Any, read: Any, *, is_open: bool, has_same_json: Callable[[], bool], place: Place = ()
+    given: Any,
+    read: Any,
+    *,
+    is_open: bool,
+    has_same_json: Callable[[], bool],
+    takes_tuples: bool = False,
+    place: Place = (),
 ) -> Difference | None:
     """Return the first part that a reader gets differently; None if it gets the same value.
 
     Two values are the same if they are equal, or if their types are the same and their JSON is, as for not-a-number.
     With `is_open`, the type allows any value somewhere, which is read in JSON types. `has_same_json` returns whether
-    the whole values have the same JSON by their type, for parts that have none without it.
+    the whole values have the same JSON by their type, for parts that have none without it. With `takes_tuples`, a
+    tuple may be read as a list of the same items.
     """
     if given is read or _is_equal(given, read):
         return None
-    is_same_type = isinstance(given, type(read))
+    is_same_type = isinstance(
+        given, (type(read), tuple) if takes_tuples and isinstance(read, list) else type(read)
+    )
     pairs = _parts(given, read) if is_same_type else None
     if pairs is None:
         texts = _json_of(given), _json_of(read)
@@ -63,7 +72,14 @@ def find_change(
         if other is _MISSING or one is _MISSING:
             has_text_keys = is_open and isinstance(given, Mapping) and _json_of(given) == _json_of(read)
             return None if has_text_keys else Difference((*place, name), one, other)
-        found = find_change(one, other, is_open=is_open, has_same_json=has_same_json, place=(*place, name))
+        found = find_change(
+            one,
+            other,
+            is_open=is_open,
+            has_same_json=has_same_json,
+            takes_tuples=takes_tuples,
+            place=(*place, name),
+        )
         if found is not None:
             return found
     return None

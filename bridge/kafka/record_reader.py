@@ -58,6 +58,11 @@ _CUT_BYTES: Final = KAFKA_RECORD_BYTES + 1
 _KEPT_BYTES: Final = KAFKA_RECORD_BYTES + 100_000
 """How much of a record is kept: the largest value, and the key and the headers beside it."""
 
+_KEPT_HEADERS: Final = 1_000
+"""How many headers of a record are kept. One of 4 MB can have millions, which take seconds and 150 MB."""
+_HEADER_BYTES: Final = 200
+"""About how much memory a header takes beside its bytes."""
+
 _PIECE_BYTES: Final = 1 << 16
 
 _MEMORY_BITS: Final = 27
@@ -78,7 +83,7 @@ class RecordReader:
     """Reads what an aiokafka consumer fetches. Start the consumer with `start`.
 
     A record that is much larger than `KAFKA_RECORD_BYTES` has only the beginning of its value, which is one byte
-    longer than that, and no headers.
+    longer than that, and no headers. Others have at most `_KEPT_HEADERS` headers.
     """
 
     def __init__(self, client: Any, *, one_by_one: bool = False) -> None:
@@ -114,7 +119,7 @@ class RecordReader:
                 for place, records in some.items():
                     found.setdefault(place, []).extend(records)
                     count += len(records)
-                    size += sum(len(each.value or b"") for each in records)
+                    size += sum(map(_size_of, records))
         except (CorruptRecordException, UnreadableBatch) as error:
             self._error = error if isinstance(error, UnreadableBatch) else UnreadableBatch(str(error))
             if not found:
@@ -137,6 +142,12 @@ class RecordReader:
         batches = _FetchedBatches(fetched)
         self._fetched.add(batches)
         return batches
+
+
+def _size_of(record: ConsumerRecord[bytes, bytes]) -> int:
+    """Return about how much memory a record takes. Its key and its headers can be as large as its value."""
+    headers = sum(_HEADER_BYTES + len(name) + len(value or b"") for name, value in record.headers)
+    return len(record.key or b"") + len(record.value or b"") + headers
 
 
 _reader: ContextVar[RecordReader | None] = ContextVar("_reader", default=None)
@@ -339,11 +350,11 @@ def _field(body: bytes, at: int) -> tuple[bytes | None, int]:
 def _headers(body: bytes, at: int) -> list[tuple[str, bytes | None]]:
     count, at = _varint(body, at)
     headers = []
-    for _ in range(count):
+    for _ in range(min(count, _KEPT_HEADERS)):
         name, at = _field(body, at)
         value, at = _field(body, at)
         headers.append(((name or b"").decode(errors="replace"), value))
-    if at != len(body):
+    if at != len(body) and count <= _KEPT_HEADERS:
         raise ValueError(f"the record has {len(body)} bytes, and its fields end at {at}")
     return headers
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, quote_plus
+from urllib.parse import quote, quote_plus, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,8 +49,12 @@ _SHORTEST_LINE: Final = 8
 _SHORTEST_BASE64: Final = 8
 _MANY: Final = 1_000
 """Number of secrets up to which texts hide all spellings of each. They look for every one in every text."""
+_MANY_CHARS: Final = 100_000
+"""Characters of secrets and of their lines of which texts hide all spellings. They hide others as they are."""
 _MOST_PATHS: Final = 1_000
 """Number of secret places up to which they are listed. Beyond it, all params are secret."""
+_MOST_STEPS: Final = 500_000
+"""How many parts of params, multiplied by the schemas that apply to each, are looked at. Beyond it, all are secret."""
 
 Path = tuple[str | int, ...]
 """The keys and indexes that lead to a part of a value."""
@@ -122,56 +126,114 @@ def hides_value(schema: Mapping[str, Any], path: Sequence[str | int], value: Any
         return False
     if isinstance(value, (dict, list, tuple)):
         return True
-    definitions = _definitions(schema)
-    found = [*_alternatives(schema, definitions)]
+    found = [*_alternatives([schema], schema)]
     for part in path:
         if parts := [*_below(found, part)]:
-            found = [every for each in parts for every in _alternatives(each, definitions)]
-    return any(_holds_secret(each, definitions, set()) for each in found)
+            found = [*_alternatives(parts, schema)]
+    return any(_holds_secret(each, schema, set()) for each in found)
 
 
-def _holds_secret(schema: object, definitions: Mapping[str, Any], seen: set[str]) -> bool:
+def _holds_secret(schema: object, root: Mapping[str, Any], seen: set[str]) -> bool:
     """Return whether a schema is that of a secret, or has one below it."""
     if isinstance(schema, list):
-        return any(_holds_secret(each, definitions, seen) for each in schema)
+        return any(_holds_secret(each, root, seen) for each in schema)
     if not isinstance(schema, Mapping):
         return False
-    name = str(schema.get("$ref", "")).rpartition("/")[2]
-    if name and name not in seen:
-        seen.add(name)
-        if _holds_secret(definitions.get(name), definitions, seen):
-            return True
-    return is_secret_schema(schema) or any(_holds_secret(each, definitions, seen) for each in schema.values())
+    for reference in map(str, _values_of(schema, _REFERENCES)):
+        if reference not in seen:
+            seen.add(reference)
+            if _holds_secret(_resolve(root, reference), root, seen):
+                return True
+    return is_secret_schema(schema) or any(_holds_secret(each, root, seen) for each in schema.values())
 
 
-def _definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    return schema.get("$defs") or schema.get("definitions") or {}
+_REFERENCES: Final = ("$ref", "$dynamicRef", "$recursiveRef")
+_UNKNOWN: Final[Mapping[str, Any]] = {_SECRET_MARK: True}
+_OF_THE_VALUE: Final = ("anyOf", "oneOf", "allOf", "if", "then", "else")
+_OF_FIELDS: Final = ("additionalProperties", "unevaluatedProperties")
+_OF_ITEMS: Final = ("contains", "unevaluatedItems", "additionalItems")
 
 
-def _alternatives(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a schema, and those of which its values fit one or all: by reference, `anyOf`, `oneOf` and `allOf`."""
-    waiting, seen = [schema], set[str]()
+def _values_of(schema: Mapping[str, Any], names: Iterable[str]) -> Iterator[Any]:
+    return (schema[name] for name in names if name in schema)
+
+
+def _schemas_in(held: object) -> Iterator[Mapping[str, Any]]:
+    """Yield the schemas in what a keyword holds: a list of them, or one. One by name is all of them."""
+    if isinstance(held, Mapping):
+        yield held
+    elif isinstance(held, list):
+        yield from (each for each in held if isinstance(each, Mapping))
+
+
+def _by_name(schema: Mapping[str, Any], keyword: str) -> Mapping[str, Any]:
+    """Return the schemas that a keyword holds by name. A schema may be wrong: a task that is rejected has one, too."""
+    held = schema.get(keyword)
+    return held if isinstance(held, Mapping) else {}
+
+
+def _resolve(root: Mapping[str, Any], reference: str) -> Mapping[str, Any]:
+    """Return the schema to which a reference leads. One that leads nowhere may lead to a secret."""
+    found: Any = root
+    for name in reference.removeprefix("#").split("/")[1:]:
+        name = unquote(name).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
+    is_pointer = reference == "#" or reference.startswith("#/")
+    return found if is_pointer and isinstance(found, Mapping) else _UNKNOWN
+
+
+def _alternatives(
+    schemas: Iterable[Mapping[str, Any]], root: Mapping[str, Any]
+) -> Iterator[Mapping[str, Any]]:
+    """Yield schemas, and all others that may say something of the same value, by reference or beside them, once each.
+
+    With repeated ones, alternatives inside of alternatives would double their number at each level.
+    """
+    waiting, seen = [*schemas], set[int]()
     while waiting:
         each = waiting.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
         yield each
-        for name in ("anyOf", "oneOf", "allOf"):
-            waiting += [one for one in each.get(name) or () if isinstance(one, Mapping)]
-        name = str(each.get("$ref", "")).rpartition("/")[2]
-        if name and name not in seen and isinstance(definitions.get(name), Mapping):
-            seen.add(name)
-            waiting.append(definitions[name])
+        for held in _values_of(each, _OF_THE_VALUE):
+            waiting += _schemas_in(held)
+        for keyword in ("dependentSchemas", "dependencies"):
+            waiting += _schemas_in([*_by_name(each, keyword).values()])
+        waiting += [_resolve(root, str(reference)) for reference in _values_of(each, _REFERENCES)]
 
 
 def _below(schemas: Iterable[Mapping[str, Any]], part: str | int) -> Iterator[Mapping[str, Any]]:
-    """Yield the schemas of a field or of an item."""
+    """Yield the schemas that may be those of a field or of an item."""
     for each in schemas:
         if isinstance(part, int):
-            fixed = each.get("prefixItems") or []
-            found = fixed[part] if part < len(fixed) else each.get("items")
+            yield from _of_item(each, part)
         else:
-            found = (each.get("properties") or {}).get(part, each.get("additionalProperties"))
-        if isinstance(found, Mapping):
-            yield found
+            yield from _of_field(each, part)
+
+
+def _of_item(schema: Mapping[str, Any], place: int) -> Iterator[Mapping[str, Any]]:
+    items = schema.get("items")
+    first = items if isinstance(items, list) else schema.get("prefixItems")
+    fixed = first if isinstance(first, list) else []
+    yield from _schemas_in(fixed[place] if place < len(fixed) else items)
+    for held in _values_of(schema, _OF_ITEMS):
+        yield from _schemas_in(held)
+
+
+def _of_field(schema: Mapping[str, Any], name: str) -> Iterator[Mapping[str, Any]]:
+    known = _by_name(schema, "properties")
+    if name in known:
+        yield from _schemas_in(known[name])
+        return
+    for held in _values_of(schema, _OF_FIELDS):
+        yield from _schemas_in(held)
+    yield from _schemas_in(
+        [*_by_name(schema, "patternProperties").values()]
+    )  # matching one could take for ever
 
 
 def secret_paths(params: Any, schema: Mapping[str, Any]) -> list[list[str | int]]:
@@ -179,27 +241,32 @@ def secret_paths(params: Any, schema: Mapping[str, Any]) -> list[list[str | int]
     if not may_hold_secrets(schema):
         return []
     found: list[list[str | int]] = []
-    for path in _walk(params, [schema], _definitions(schema), ()):
-        if len(found) == _MOST_PATHS:
+    steps = 0
+    for path, count in _walk(params, [schema], schema, ()):
+        steps += count
+        if len(found) == _MOST_PATHS or steps > _MOST_STEPS:
             return [[]]
-        found.append([*path])
+        if path is not None:
+            found.append([*path])
     return found
 
 
 def _walk(
-    value: Any, schemas: Sequence[Mapping[str, Any]], definitions: Mapping[str, Any], path: Path
-) -> Iterator[Path]:
-    found = [every for each in schemas for every in _alternatives(each, definitions)]
+    value: Any, schemas: Sequence[Mapping[str, Any]], root: Mapping[str, Any], path: Path
+) -> Iterator[tuple[Path | None, int]]:
+    """Yield for a value and each part of it the path, or None if it is no secret, and how many schemas apply."""
+    found = [*_alternatives(schemas, root)]
     if any(map(is_secret_schema, found)):
-        yield path
+        yield path, len(found)
         return
+    yield None, len(found)
     parts: Iterable[tuple[str | int, Any]] = ()
     if isinstance(value, Mapping):
         parts = value.items()
     elif isinstance(value, list):
         parts = enumerate(value)
     for part, held in parts:
-        yield from _walk(held, [*_below(found, part)], definitions, (*path, part))
+        yield from _walk(held, [*_below(found, part)], root, (*path, part))
 
 
 def values_at(value: Any, paths: Iterable[Sequence[str | int]]) -> list[Any]:
@@ -222,14 +289,18 @@ def _at(value: Any, path: Sequence[str | int]) -> Iterator[Any]:
 
 
 def spellings(secret: str) -> Iterator[str]:
-    """Yield the forms in which a text can contain a secret, or a line of it: as it is, in JSON, also inside of JSON, as
-    `repr` shows it, in HTML, in URLs, in commands and in base64.
+    """Yield the forms in which a text can contain a secret, or a line of one: as it is, in JSON, also inside of JSON,
+    as `repr` shows it, in HTML, in URLs, in commands and in base64.
     """
+    yield from {secret} if secret.isalnum() and secret.isascii() else _escaped(secret)
+    yield from _in_base64(secret)
+
+
+def _lines_of(secret: str) -> Iterator[str]:
+    """Yield the lines of a secret of several lines that are hidden by themselves."""
     lines = secret.splitlines()
-    for each in (secret, *(line.strip() for line in lines if len(lines) > 1)):
-        if each == secret or len(each) >= _SHORTEST_LINE:
-            yield from {each} if each.isalnum() and each.isascii() else _escaped(each)
-            yield from _in_base64(each)
+    if len(lines) > 1:
+        yield from (line for each in lines if len(line := each.strip()) >= _SHORTEST_LINE)
 
 
 def _escaped(text: str) -> set[str]:
@@ -277,15 +348,43 @@ def list_texts(secret: Any) -> Iterator[str]:
 def forms_of(texts: Iterable[str], shortest: int = _SHORTEST) -> list[str]:
     """Return the forms of secrets that texts hide, longest first. Shorter ones than `shortest` characters stay."""
     chosen = {each for each in texts if len(each) >= shortest}
-    forms = {form for each in chosen for form in spellings(each)} if len(chosen) <= _MANY else chosen
+    lines = {line for each in chosen for line in _lines_of(each)} - chosen
+    forms = chosen | lines
+    for each in _spelled(chosen, lines):
+        forms.update(spellings(each))
     return sorted((each for each in forms if len(each) >= shortest), key=len, reverse=True)
 
 
-def hide_forms(text: str, forms: Iterable[str]) -> str:
-    """Return a text without these forms of secrets."""
+def _spelled(secrets: set[str], lines: set[str]) -> Iterator[str]:
+    """Yield those texts of which all spellings are hidden: of secrets, then of their lines, the shortest first."""
+    if len(secrets) > _MANY:
+        return
+    chars = 0
+    for each in [*sorted(secrets, key=len), *sorted(lines, key=len)][:_MANY]:
+        chars += len(each)
+        if chars > _MANY_CHARS:
+            return
+        yield each
+
+
+def hide_forms(text: str, forms: Iterable[str], others: Iterable[tuple[int, int]] = ()) -> str:
+    """Return a text without these forms of secrets, and without the `others`, which are places in it.
+
+    All are looked for in the text as it is: where two overlap, hiding one first would show the rest of the other.
+    """
+    found = [*others]
     for form in forms:
-        text = text.replace(form, HIDDEN)
-    return text
+        at = text.find(form)
+        while at >= 0:
+            found.append((at, at + len(form)))
+            at = text.find(form, at + len(form))
+    parts: list[str] = []
+    end = 0
+    for begin, after in sorted(found):
+        if begin >= end:
+            parts += [text[end:begin], HIDDEN]
+        end = max(end, after)
+    return "".join([*parts, text[end:]])
 
 
 def hide(text: str, values: Any, shortest: int = _SHORTEST) -> str:
@@ -326,7 +425,7 @@ class Mask:
 
     def text(self, text: str) -> str:
         """Return a text without secrets."""
-        return hide_forms(SECRET_TEXT.sub(HIDDEN, text), self._forms)
+        return hide_forms(text, self._forms, (found.span() for found in SECRET_TEXT.finditer(text)))
 
     def value(self, value: Any) -> Any:
         """Return a value of JSON without secrets."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -484,3 +485,49 @@ def test_model_that_hides_its_input_hides_all_values() -> None:
 def test_names_of_types_are_as_users_write_them() -> None:
     names = [type_name(each) for each in (Page, list[Page], dict[str, int] | None, Literal["a"], Any)]
     assert names == ["Page", "list[Page]", "dict[str, int] | None", "Literal['a']", "Any"]
+
+
+class Member(BaseModel):
+    """An item of a sequence."""
+
+    at: date
+
+
+class SpecialMember(Member):
+    """An item that its type as an item does not have whole."""
+
+    more: int = 1
+
+
+class Members(BaseModel):
+    """A model with sequences."""
+
+    found: Sequence[Member]
+    pairs: Sequence[tuple[int, float]] = ()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Sequence[int], (1, 2)),
+        (Sequence[float], (math.inf,)[:0]),
+        (Members, Members(found=(Member(at=date(2026, 1, 2)),), pairs=((1, 2.5),))),
+        (dict[str, Sequence[Sequence[int]]], {"a": ((1,), [2])}),
+    ],
+)
+def test_a_tuple_is_a_sequence_as_the_list_that_its_reader_gets(kind: Any, value: Any) -> None:
+    type_ = JsonType(kind, "role")
+    assert type_.to_meta(type_.from_meta(type_.to_meta(value))) == type_.to_meta(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Members, Members(found=(SpecialMember(at=date(2026, 1, 2)),))),
+        (list[int] | tuple[int, ...], (1, 2)),
+    ],
+    ids=["a subclass in a sequence", "a union"],
+)
+def test_a_sequence_excuses_nothing_else(kind: Any, value: Any) -> None:
+    with pytest.raises(LostValue):
+        JsonType(kind, "role").to_meta(value)

@@ -24,7 +24,10 @@ from flowkit.masks import (
     UNKNOWN_VALUES,
     AttemptMask,
     Mask,
+    forms_of,
     hide,
+    hide_forms,
+    hides_value,
     is_secret_name,
     secret_paths,
     values_at,
@@ -94,6 +97,36 @@ def test_other_texts_stay() -> None:
     assert hide("day 2026-11-27, 123456", {"day": "2026-11-27", "n": [123456]}) == f"day {HIDDEN}, {HIDDEN}"
 
 
+@pytest.mark.parametrize(
+    ("secret", "text", "shown"),
+    [
+        ("https://u:pw@host/?key=0815-4711", "no https://u:pw@host/?key=0815-4711 here", f"no {HIDDEN} here"),
+        ("JhbG", "eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl", HIDDEN),
+        ("hidden", "(it is hidden)", f"(it is {HIDDEN})"),
+    ],
+    ids=["an address with a password", "a part of a token", "the text in its place"],
+)
+def test_a_secret_is_hidden_whole_beside_texts_of_well_known_forms(
+    secret: str, text: str, shown: str
+) -> None:
+    mask = Mask()
+    mask.add_values([secret])
+    assert mask.text(text) == shown
+
+
+def test_of_secrets_that_overlap_nothing_stays() -> None:
+    assert hide("x abcdef-123456 y", ["abcdef-1", "f-123456"]) == f"x {HIDDEN} y"
+    assert hide("a dark den", list("(hiden)"), shortest=1) == f"a {HIDDEN}ark {HIDDEN}{HIDDEN}{HIDDEN}"
+
+
+def test_a_long_text_has_as_many_forms_as_lines_beyond_the_limit() -> None:
+    """A param of a megabyte would otherwise have half a million forms, for each of which every line is searched."""
+    lines = [f"line {number}: 'some' <text> & more" for number in range(20_000)]
+    forms = forms_of(["pass/word 1", "\n".join(lines)])
+    assert len(forms) < 50_000
+    assert hide_forms(f"{lines[0]} {lines[-1]} {quote('pass/word 1')}", forms) == " ".join([HIDDEN] * 3)
+
+
 def test_thousands_of_values_are_hidden_as_they_are() -> None:
     values = [f"value-{number}" for number in range(2_000)]
     assert hide('value-1999 is "value-0"', values) == f'{HIDDEN} is "{HIDDEN}"'
@@ -144,6 +177,72 @@ def test_a_model_says_which_params_are_secret() -> None:
     assert secret_paths(params, {"type": "object"}) == []
     many = {"named": {str(number): "x" for number in range(2_000)}}
     assert secret_paths(many, Job.model_json_schema()) == [[]]
+
+
+PIN = {"type": "string", "x-secret": True}
+
+
+@pytest.mark.parametrize(
+    ("schema", "params", "paths"),
+    [
+        ({"properties": {"a": {"$ref": "#"}, "pin": PIN}}, {"a": {"pin": "1"}}, [["a", "pin"]]),
+        ({"properties": {"a": {"$ref": "#/properties/pin"}, "pin": PIN}}, {"a": "1"}, [["a"]]),
+        (
+            {"properties": {"a": {"$ref": "#/$defs/b/anyOf/0"}}, "$defs": {"b": {"anyOf": [PIN]}}},
+            {"a": "1"},
+            [["a"]],
+        ),
+        ({"properties": {"a": {"$ref": "#own"}, "b": PIN}}, {"a": "1"}, [["a"]]),
+        ({"properties": {"a": {}}, "patternProperties": {"^p": PIN}}, {"a": "1", "p1": "2"}, [["p1"]]),
+        ({"properties": {"a": {"items": [{}, PIN]}}}, {"a": ["1", "2"]}, [["a", 1]]),
+        ({"properties": {"a": {"prefixItems": [{}], "items": PIN}}}, {"a": ["1", "2"]}, [["a", 1]]),
+        ({"if": {"required": ["a"]}, "then": {"properties": {"a": PIN}}}, {"a": "1"}, [["a"]]),
+        ({"dependentSchemas": {"b": {"properties": {"a": PIN}}}}, {"a": "1", "b": "2"}, [["a"]]),
+        ({"properties": {"b": {}}, "unevaluatedProperties": PIN}, {"a": "1", "b": "2"}, [["a"]]),
+    ],
+    ids=lambda each: (
+        json.dumps(each)[:60] if isinstance(each, dict) and "x-secret" in json.dumps(each) else ""
+    ),
+)
+def test_a_mark_counts_wherever_a_schema_has_it(
+    schema: dict[str, Any], params: dict[str, Any], paths: list[Any]
+) -> None:
+    assert secret_paths(params, schema) == paths
+    [path] = paths
+    [value] = values_at(params, paths)
+    assert hides_value(schema, path, value)
+
+
+def test_alternatives_inside_of_alternatives_do_not_multiply() -> None:
+    """Eighty levels of two alternatives each would otherwise never end, in the process of an engine."""
+    both = {"anyOf": [{"$ref": "#/$defs/one"}, {"$ref": "#/$defs/two"}]}
+    schema = {
+        **both,
+        "$defs": {name: {"properties": {"a": both, "pin": PIN}} for name in ("one", "two")},
+    }
+    params: dict[str, Any] = {"pin": "1"}
+    for _ in range(80):
+        params = {"a": params}
+    path = [*["a"] * 80, "pin"]
+    assert secret_paths(params, schema) == [path]
+    assert hides_value(schema, path, "1")
+
+
+def test_params_that_take_too_many_steps_are_secret_as_a_whole() -> None:
+    schema = {"items": {"anyOf": [{"title": str(number)} for number in range(10_000)]}, "not": PIN}
+    assert secret_paths([1] * 20, schema) == []
+    assert secret_paths([1] * 100, schema) == [[]]
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    ["properties", "patternProperties", "prefixItems", "items", "anyOf", "$ref", "dependentSchemas", "then"],
+)
+@pytest.mark.parametrize("wrong", [5, "x", [PIN, 5], {"a": 5}, None], ids=repr)
+def test_a_schema_that_is_none_raises_nothing(keyword: str, wrong: Any) -> None:
+    schema = {keyword: wrong, "not": PIN}
+    assert isinstance(secret_paths({"a": [1], "b": 2}, schema), list)
+    assert isinstance(hides_value(schema, ["a", 0], "1"), bool)
 
 
 def test_an_error_says_why_it_hides_values_that_may_be_no_secrets() -> None:

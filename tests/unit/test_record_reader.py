@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import cramjam
@@ -98,6 +99,41 @@ def test_a_record_that_is_large_by_its_key_or_its_headers_counts_as_too_large(la
     [found, good] = read(batch(large + record(1, b"good"), 2))
     assert (len(found.value), found.headers) == (KAFKA_RECORD_BYTES + 1, ())
     assert good.value == b"good"
+
+
+class Fetched:
+    """A client whose fetcher has already fetched a batch for one partition."""
+
+    def __init__(self, fetched: bytes, reader: RecordReader) -> None:
+        records = PartitionRecords(PLACE, reader.batches(fetched), [], 0, None, None, True, 0)
+        self._records = (each for each in records)
+
+    async def getmany(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, list[Any]]:
+        """Return the next records."""
+        records = [*islice(self._records, max_records)]
+        return {PLACE: records} if records else {}
+
+
+@pytest.mark.parametrize("part", ["key", "value", "header"])
+async def test_one_read_returns_little_more_than_its_limit_whatever_makes_records_large(part: str) -> None:
+    content = bytes(MB)
+    one = {
+        "key": lambda number: record(number, b"value", key=content),
+        "value": lambda number: record(number, content),
+        "header": lambda number: record(number, b"value", headers=[(b"name", content)]),
+    }[part]
+    reader = RecordReader(None)
+    fetched = batch(compress(Codec.zstd, map(one, range(20))), 20, Codec.zstd)
+    reader._client = Fetched(fetched, reader)
+    counts = []
+    while records := await reader.read(0):
+        counts.append(len(records[PLACE]))
+    assert counts == [8, 8, 4]
+
+
+def test_of_millions_of_headers_a_thousand_are_read() -> None:
+    [found, good] = read(batch(record(0, b"value", headers=[(b"", None)] * 2_000) + record(1, b"good"), 2))
+    assert (found.value, len(found.headers), good.value) == (b"value", 1_000, b"good")
 
 
 def test_what_brokers_accept_and_aiokafka_does_not_is_read() -> None:
