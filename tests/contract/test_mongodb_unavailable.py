@@ -114,6 +114,7 @@ ARTIFACT_CALLS: dict[str, Callable[[ArtifactStore], Awaitable[object]]] = {
     "complete_meta": lambda artifacts: artifacts.complete_meta(attempt()),
     "restore_batch": lambda artifacts: artifacts.restore_batch(attempt(), "b1"),
     "count_settled": lambda artifacts: artifacts.count_settled(attempt()),
+    "why_quarantined": lambda artifacts: artifacts.why_quarantined(attempt()),
     "find_set_aside": lambda artifacts: artifacts.find_set_aside(attempt(), ["b1"]),
     "batch_uids": lambda artifacts: artifacts.batch_uids(TASK, "a"),
     "seal": lambda artifacts: artifacts.seal(attempt()),

@@ -9,7 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from tests.contract.attempt_executors import role_executor
 from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, begun, documents_of, opened, stored_node
@@ -22,6 +24,7 @@ from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.supervision import AttemptFailed
+from flowkit.core.time import LeaseObserver
 from flowkit.errors import EpochTaken, Fenced
 from flowkit.graph.expressions import divide
 from flowkit.models import AttemptInput, NodeIO, Quarantine
@@ -30,6 +33,7 @@ from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Hashable
 
     from flowkit.activities.context import RunContext
     from flowkit.activities.handlers import Batch
@@ -44,6 +48,14 @@ _LOSSES = 3
 """After this number of losses, a batch may be set aside."""
 _MOST_FAULTS = 8
 _NODE = "w"
+
+
+_EXPIRED = moment(0.0) + timedelta(days=1)
+
+
+def _silent_sec(_: LeaseObserver, lease: Hashable, value: Any, read_at: float) -> float:
+    """Return for how long a lease has not been renewed: for ever, if the play has let it expire."""
+    return inf if value.year == _EXPIRED.year else 0.0
 
 
 @dataclass(kw_only=True)
@@ -220,7 +232,7 @@ class ShardPlay:
 
     async def run(self) -> None:
         """Play until the node has ended and all processes that were frozen have returned."""
-        with virtual_time(self.chance):
+        with virtual_time(self.chance), patch.object(LeaseObserver, "unchanged_sec", _silent_sec):
             try:
                 async with asyncio.timeout(_MOST_SEC):
                     await self._run()
@@ -306,7 +318,7 @@ class ShardPlay:
 
     async def _expire(self, given: AttemptInput) -> None:
         self._note("expired lease", given.epoch)
-        past = {"lease_until": moment(0.0) + timedelta(days=1)}
+        past = {"lease_until": _EXPIRED}
         await self._db.node_shards.update_one({"attempt_epoch": given.epoch}, {"$set": past})
 
     def _may_run(self, number: int) -> bool:

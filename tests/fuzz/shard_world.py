@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -140,10 +141,10 @@ class _Collection:
 
     def __getattr__(self, operation: str) -> Any:
         method = getattr(self._collection, operation)
-        if operation == "find":
-            return self._find
+        if operation in {"find", "aggregate"}:  # They return a cursor, and no result.
+            return partial(self._read, method, operation)
         return lambda *args, **options: self._process.call(self._name, operation, method, *args, **options)
 
-    def _find(self, *args: Any, **options: Any) -> Any:
-        self._process.fail_sometimes(f"before {self._name}.find")
-        return self._collection.find(*args, **options)
+    def _read(self, method: Any, operation: str, *args: Any, **options: Any) -> Any:
+        self._process.fail_sometimes(f"before {self._name}.{operation}")
+        return method(*args, **options)

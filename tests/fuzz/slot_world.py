@@ -14,6 +14,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
+from flowkit.core.time import LeaseObserver
 from flowkit.engine import slot_grants, slot_leaks
 from flowkit.models import SlotReply, SlotRequest, slot_wait_id, temporal_names
 from flowkit.testing import memory_database
@@ -129,6 +130,7 @@ class World:
         with (
             patch.multiple(slot_grants, time=clock, ServedRoles=lambda *_: self),
             patch.multiple(slot_leaks, time=clock),
+            patch.object(LeaseObserver, "now", lambda _: self.now),
         ):
             yield
 

@@ -19,6 +19,7 @@ from tests.unit.test_resources import pid_in, until_gone
 
 from flowkit.activities.process_pool import ProcessDied, ProcessPool
 from flowkit.core import loop_portal
+from flowkit.masks import AttemptMask
 from flowkit.worker import Batch
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ import asyncio, os, sys
 from pathlib import Path
 from types import SimpleNamespace
 from flowkit.activities.process_pool import ProcessPool
+from flowkit.masks import AttemptMask
 from flowkit.worker import Batch, RoleHandler
 
 
@@ -49,7 +51,7 @@ class IgnoresCancel(RoleHandler):
 async def main():
     names = dict.fromkeys(("task_id", "node_id", "worker_id"), "x")
     given = dict(params={}, input_inline=None, input_ref=None, failed_nodes=[], generation=0, failures=0)
-    given |= dict(kv={}, batch=Batch(), hidden={}, scheduled_at=None)
+    given |= dict(kv={}, batch=Batch(), mask=AttemptMask(), scheduled_at=None)
     ctx = SimpleNamespace(**names, **given, attempt_epoch=1, cancel_flag=asyncio.Event())
     pool = ProcessPool({"ignores_cancel": IgnoresCancel()}, processes=1)
     await pool.process("ignores_cancel", Batch(batch_uid="b", payload={"tell": sys.argv[1]}), ctx)
@@ -101,7 +103,7 @@ def context(epoch: int = 1) -> Any:
         failures=0,
         kv={},
         batch=Batch(),
-        hidden={},
+        mask=AttemptMask(),
         scheduled_at=None,
         cancel_flag=flag,
     )
