@@ -68,7 +68,8 @@ class RoleLeases:
                 await self._leases.insert_one({**own, "holders": [new]})
                 return None
             return await self.take(key, kind, holder, ttl_sec)
-        lost = [each for each in found["holders"] if self._is_lost(row, each, read_at, ttl_sec)]
+        silent = [each for each in found["holders"] if self._is_lost(row, each, read_at, ttl_sec)]
+        lost = [each for each in silent if each["id"] != holder]
         if found["kind"] == kind.value:
             if lost:
                 await self._leases.update_one(own, {"$pull": {"holders": {"$in": lost}}})
