@@ -5,6 +5,7 @@ The texts of the errors say what a value must be, and leave the name of the fiel
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
@@ -12,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS, USER_CHARS
 from flowkit.models.admission import Priority
+from flowkit.models.ownership import OwnerKind
 from flowkit.text import shown
 from flowkit.validation.arguments import new_task_id_problem
 
@@ -45,11 +47,11 @@ def _check_no_slash(text: str) -> str:
     return text
 
 
-def _check_new_id(text: str) -> str:
-    if new_task_id_problem(text):
+def _check_new_id(text: str, *, kind: OwnerKind = OwnerKind.TASK) -> str:
+    if new_task_id_problem(text, kind=kind):
         raise ValueError(
             "it must be the id of a new task: not '*', without blanks at its ends, without control and bidirectional "
-            "characters, and without a reserved beginning"
+            "characters, and none that is reserved"
         )
     return text
 
@@ -67,6 +69,8 @@ _NoSlash = AfterValidator(_check_no_slash)
 RequestId = Annotated[str, Field(min_length=1, max_length=ID_CHARS), _Printable]
 """The id of a request that exists."""
 NewId = Annotated[RequestId, AfterValidator(_check_new_id)]
+_StoredId = Annotated[RequestId, AfterValidator(partial(_check_new_id, kind=OwnerKind.BACKFILL))]
+"""The id of a request in the queue. Backfills submit those of nominal times, which the doors refuse."""
 """The id of a new request. Any request can be a task, so all ids follow the rule for those of tasks."""
 UrlId = Annotated[NewId, _NoSlash]
 """The id of a new request that its client will name in a URL."""
@@ -99,7 +103,7 @@ class RequestFields(BaseModel):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    execution_id: NewId
+    execution_id: _StoredId
     user_id: UserId
     tenant: Tenant
     priority: Priority
