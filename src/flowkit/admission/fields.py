@@ -69,9 +69,9 @@ _NoSlash = AfterValidator(_check_no_slash)
 RequestId = Annotated[str, Field(min_length=1, max_length=ID_CHARS), _Printable]
 """The id of a request that exists."""
 NewId = Annotated[RequestId, AfterValidator(_check_new_id)]
+"""The id of a new request. Any request can be a task, so all ids follow the rule for those of tasks."""
 _StoredId = Annotated[RequestId, AfterValidator(partial(_check_new_id, kind=OwnerKind.BACKFILL))]
 """The id of a request in the queue. Backfills submit those of nominal times, which the doors refuse."""
-"""The id of a new request. Any request can be a task, so all ids follow the rule for those of tasks."""
 UrlId = Annotated[NewId, _NoSlash]
 """The id of a new request that its client will name in a URL."""
 UserId = Annotated[str, Field(min_length=1, max_length=USER_CHARS), _Printable]
