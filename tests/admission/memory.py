@@ -167,7 +167,7 @@ class MemoryStore:
 
     async def bodies(self, ids: Collection[str]) -> dict[str, Fields]:
         return await self._call(
-            lambda: {id: self._shared.items[id]["body"] for id in ids if id in self._shared.items}
+            lambda: {id: self._shared.items[id]["body"] for id in sorted(ids) if id in self._shared.items}
         )
 
     async def drop_bodies(self, ids: Collection[str], at: float) -> None:
@@ -181,7 +181,7 @@ class MemoryStore:
 
     async def load(self, ids: Collection[str], *, events: bool = False) -> dict[str, Fields]:
         return await self._call(
-            lambda: {id: dict(self._shared.items[id]) for id in ids if id in self._shared.items}
+            lambda: {id: dict(self._shared.items[id]) for id in sorted(ids) if id in self._shared.items}
         )
 
     def _apply(self, update: ItemUpdate) -> Fields | None:
@@ -284,7 +284,7 @@ class MemoryStore:
         name, value = marker
 
         def make() -> dict[str, Fields]:
-            found = {id: self._shared.items[id] for id in ids if id in self._shared.items}
+            found = {id: self._shared.items[id] for id in sorted(ids) if id in self._shared.items}
             for item in found.values():
                 item["v"] += item.get(name) != value
             return {id: dict(item) for id, item in found.items()}
@@ -335,7 +335,7 @@ class MemoryStore:
 
     async def active_counts(self, holders: Collection[str]) -> dict[str, int]:
         return await self._call(
-            lambda: {holder: len(self._shared.holders[holder]["active"]) for holder in holders}
+            lambda: {holder: len(self._shared.holders[holder]["active"]) for holder in sorted(holders)}
         )
 
     async def drop_idle_holders(self) -> None:

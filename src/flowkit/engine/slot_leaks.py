@@ -123,17 +123,18 @@ class SlotLoop:
     async def _check(self, store: SlotStore) -> None:
         """Check all slots that are not new and some of the requests, if it is this engine's turn.
 
-        Otherwise, ask again at the next tick, so that this engine soon takes over from one that has died.
+        Otherwise, ask again at the next tick, so that this engine soon takes over from one that has died. It then knows
+        since when the slots are held.
         """
-        if not await store.take_turn(self._owner, 2 * _CHECK_SEC):
-            self._unused.clear()
-            self._next_check = time.monotonic() + _TICK_SEC
-            return
         read_at = self._seen.now()
         by_task: dict[str, list[Holder]] = {}
         for holder in await store.holders():
             if self._seen.unchanged_sec(holder.key, holder.at, read_at) >= _NEW_SEC:
                 by_task.setdefault(holder.task_id, []).append(holder)
+        if not await store.take_turn(self._owner, 2 * _CHECK_SEC):
+            self._unused.clear()
+            self._next_check = time.monotonic() + _TICK_SEC
+            return
         checks = asyncio.Semaphore(_CONCURRENT_CHECKS)
         unused = await asyncio.gather(
             *(self._check_task(store, holders, checks) for holders in by_task.values())

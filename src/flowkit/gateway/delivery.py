@@ -274,13 +274,18 @@ class RemoteSupervisors:
             await self.on_late(job_id, describe_late(reply))
 
 
+_ANSWERS: Final = ("error", "result")
+"""The members of a reply, of which the first one counts that is not null."""
+
+
 def describe_late(reply: bytes) -> LateReply:
     """Return what is kept of a reply that came too late. It is not applied, and its text may contain any secret."""
     status = "malformed"
     with contextlib.suppress(ValueError):
         found = load_json(reply, strict=True)
-        if isinstance(found, dict) and ("result" in found or "error" in found):
-            status = "error" if found.get("error") is not None else "result"
+        if isinstance(found, dict):
+            given = [name for name in _ANSWERS if found.get(name) is not None]
+            status = next((name for name in (*given, *reversed(_ANSWERS)) if name in found), status)
     return LateReply(status=status, bytes=len(reply), sha256=hashlib.sha256(reply).hexdigest())
 
 

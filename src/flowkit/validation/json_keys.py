@@ -27,6 +27,7 @@ _YEARS = re.compile(rb'"-?P[0-9]+Y')
 """A duration that pydantic writes with years of 365 days."""
 TOO_DEEP = "it is nested too deeply, or contains itself; make it flatter"
 """What is wrong with a value for which `is_too_deep` is true of the error."""
+_DEPTH_ERRORS = ("depth exceeded", "Circular reference detected")
 _LEVELS = 200
 """Levels in which equal keys and iterators are searched."""
 _LEAVES = frozenset([str, int, float, bool, bytes, type(None)])
@@ -302,4 +303,4 @@ def _steps(path: _Path) -> tuple[str | int, ...]:
 
 def is_too_deep(error: Exception) -> bool:
     """Return whether a value could not be written as JSON because of its depth. pydantic says so only in its text."""
-    return isinstance(error, RecursionError) or "depth exceeded" in str(error)
+    return isinstance(error, RecursionError) or any(text in str(error) for text in _DEPTH_ERRORS)
