@@ -1164,7 +1164,9 @@ class AdmissionQueue:
 
     async def _wake(self, limits: Limits, holders: Collection[str], taken: Mapping[str, int]) -> int:
         """Let the first requests become ready that wait for holders and may start, beside those that are `taken`."""
-        caps = {each: cap for each in sorted(holders) if (cap := rules.active_cap_of(limits, each)) is not None}
+        caps = {
+            each: cap for each in sorted(holders) if (cap := rules.active_cap_of(limits, each)) is not None
+        }
         counts = await self.store.active_counts(caps.keys()) if caps else {}
         woken = 0
         for holder, cap in caps.items():
