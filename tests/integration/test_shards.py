@@ -151,7 +151,7 @@ async def test_status_and_details_show_how_far_the_shards_are(harness: Harness) 
 
 
 async def test_only_one_shard_waits_and_it_is_withdrawn_when_nothing_is_left(harness: Harness) -> None:
-    engine, shared = await harness.engine(), Shared()
+    engine, shared = await harness.engine(), Shared(together=3)
     await harness.worker({"quick": Quick()})
     await harness.worker({"shared": shared}, concurrency=3)
     task_id = await harness.create(node("a", inline={"batches": 60}), wide(parallel=100))
