@@ -36,6 +36,7 @@ def test_limits_and_rights_have_the_described_values() -> None:
         f"from its beginning | {LIMITS.header_sec:g} s |",
         f"| time to read a response, or a WebSocket message | {LIMITS.read_sec:g} s |",
         f"WebSocket connections included | {app.MAX_CALLS} | status 503",
+        f"| of them with the same token | {app.MAX_CALLS_OF_TOKEN} | status 503",
         f"| connections | {LIMITS.connections} |",
         f"| WebSocket connections | {rpc.MAX_CONNECTIONS} |",
         f"| concurrent calls of a WebSocket connection | {connection.MAX_CONCURRENT_CALLS} |",

@@ -1,13 +1,17 @@
-// Stands in for the calls of the page's server. Tests set what they return, and when, and send messages on the stream.
+// Stands in for the calls of the page's server. Tests set what they return, and when, and send updates.
 (() => {
   const real = window.fetch;
   const gates = {};
   const waits = {};
+  const updates = []; // texts that the page has not got yet
+  const now = () => Date.now() / 1000 + fake.ahead;
+  let latest = null; // the latest update, which an open page gets again and again
   const node = (node_id, more = {}) => ({ node_id, role: "quick", function: null, parallel: 1, is_map: false, when: null, ...more });
   const fake = (window.fake = {
     status: {}, // by call: the status of its responses, if it is an error
     calls: [],
-    streams: [],
+    lost: false, // whether no call reaches the server
+    ahead: 0, // seconds by which the clock of the server is ahead of that of the browser
     returns: {
       session: { actor: "7", may_operate: true, read_only: false, web_ui: null, namespace: "default", database: "flowkit", version: "1", actions: [] },
       tasks: { tasks: [], more: false },
@@ -37,30 +41,27 @@
     send(poll, rows, given = {}) {
       const nodes = Object.fromEntries(Object.entries(rows).map(([index, row]) => [index, { node_id: fake.ids[index], role: "quick", status: "queued", attempt: 0, ...row }]));
       const task = { task_id: "t", status: "running", closed: false, reason: null, source: "workflow", revision: 0, paused: [], seconds: 1, ...given.task };
-      fake.raw(`data: ${JSON.stringify({ now: Date.now() / 1000, server: "one", poll, whole: true, origin: "x", at: Date.now() / 1000, count: fake.ids.length, problem: null, ...given, task, nodes })}\r\n\r\n`);
+      const update = { again_sec: 0.02, server: "one", poll, whole: true, origin: "x", at: now(), count: fake.ids.length, problem: null, lost_at: null, ...given, task, nodes };
+      fake.raw(JSON.stringify({ now: now(), ...update }));
+      latest = { ...update, whole: false, nodes: {} };
     },
     raw(text) {
-      fake.streams.at(-1).enqueue(new TextEncoder().encode(text));
-    },
-    // Lose the stream, as a network would.
-    lose() {
-      fake.streams.at(-1).error(new TypeError("network error"));
+      updates.push(text);
+      fake.lost = false;
     },
   });
   fake.graph(["a", "b", "c"]);
+  const aborted = (signal) => new Promise((_, reject) => { signal?.addEventListener("abort", () => reject(new DOMException("left", "AbortError"))); });
+  const hasUpdate = async () => { while (!updates.length && !latest) await new Promise((resolve) => setTimeout(resolve, 5)); };
   window.fetch = async (path, options = {}) => {
     if (!String(path).startsWith("api/v1/")) return real(path, options);
     const call = path.slice(7).split("?")[0];
     fake.calls.push(call);
-    await waits[call];
+    await Promise.race([call === "task/updates" ? Promise.all([waits[call], hasUpdate()]) : waits[call], aborted(options.signal)]);
+    if (fake.lost) throw new TypeError("network error");
     const status = fake.status[call] || 200;
     if (status !== 200) return new Response(JSON.stringify({ error: { code: "refused", message: `refused with ${status}` } }), { status });
-    if (call !== "task/stream") return new Response(JSON.stringify(fake.returns[call] ?? { affected: [], notes: ["a note"] }));
-    return new Response(new ReadableStream({
-      start(controller) {
-        fake.streams.push(controller);
-        options.signal.addEventListener("abort", () => { try { controller.error(new DOMException("left", "AbortError")); } catch { /* it has ended */ } });
-      },
-    }));
+    if (call === "task/updates") return new Response(updates.shift() ?? JSON.stringify({ now: now(), ...latest }));
+    return new Response(JSON.stringify(fake.returns[call] ?? { affected: [], notes: ["a note"] }));
   };
 })();

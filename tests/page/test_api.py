@@ -1,24 +1,22 @@
-"""The page over HTTP: rights, read-only, errors, public files, and streams that end with their token."""
+"""The page over HTTP: rights, read-only, errors, public files, and updates."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import pytest
 
-from flowkit.errors import StoreUnavailable
 from flowkit.page import api, live
 from flowkit.page.process import PageProcess, PageSettings
 from flowkit.products import PendingTask
 from flowkit.reading.results import debug_command
-from flowkit.server import app, auth
+from flowkit.server import app
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
-from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
+from tests.integration.harness import eventually
 from tests.page.pages import Stage, nodes, store_lines
 
 if TYPE_CHECKING:
@@ -106,7 +104,7 @@ async def started(front: Front) -> AsyncIterator[Front]:
         "task/logs",
         "task/explanation",
         "task/variables",
-        "task/stream",
+        "task/updates",
     ],
 )
 async def test_reading_needs_a_token_with_the_right_to_read(started: Front, call: str) -> None:
@@ -201,7 +199,7 @@ async def test_a_call_does_not_wait_for_ever_for_frozen_servers(
     status, found = await started.get("task/graph", task_id=TASK)
     assert (status, found["error"]["code"]) == (504, "timeout")
     monkeypatch.setattr(started.stage.catalog, "change_mark", hang)
-    status, found = await started.get("task/stream", task_id=TASK)
+    status, found = await started.get("task/updates", task_id=TASK)
     assert (status, found["error"]["code"]) == (503, "mongo_unavailable")
     monkeypatch.setattr(TokenStore, "find", hang)
     status, found = await started.get("task/graph", "operator", task_id=TASK)
@@ -242,7 +240,7 @@ async def test_a_failed_batch_and_a_node_with_a_handler_have_the_command_that_de
 
 
 async def test_unknown_tasks_and_nodes_are_not_found(started: Front) -> None:
-    for call in ("task/graph", "task/stream", "task/variables"):
+    for call in ("task/graph", "task/updates", "task/variables"):
         status, found = await started.get(call, task_id="other")
         assert (status, found["error"]["code"]) == (404, "unknown_task")
     assert (await started.get("task/node", task_id=TASK, node="other"))[0] in {404, 422}
@@ -284,7 +282,7 @@ async def test_a_document_that_cannot_be_read_hides_no_other_task(
 @pytest.mark.parametrize("broken", [{"graph": None}, {"graph.nodes": "text"}, {"graph.nodes": [{"x": 1}]}])
 async def test_a_document_that_cannot_be_read_is_named(started: Front, broken: dict[str, Any]) -> None:
     await started.stage.db.tasks.update_one({"id": TASK}, {"$set": broken})
-    for call in ("graph", "stream", "attempts", "node"):
+    for call in ("graph", "updates", "attempts", "node"):
         query = {"node": "a"} if call == "node" else {}
         status, found = await started.get(f"task/{call}", task_id=TASK, **query)
         assert (call, status, found["error"]["code"]) == (call, 500, "document_unreadable")
@@ -322,104 +320,40 @@ async def test_only_the_files_of_the_page_are_public(started: Front) -> None:
             assert response.status in {401, 404}
 
 
-async def lines(response: aiohttp.ClientResponse) -> AsyncIterator[str]:
-    """Yield the lines of a stream."""
-    async for line in response.content:
-        yield line.decode().rstrip()
-
-
-async def test_a_stream_ends_when_its_token_is_revoked(
-    started: Front, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api, "CHECK_SEC", 0.01)
-    async with started.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
-        assert response.headers["x-accel-buffering"] == "no"
-        stream = lines(response)
-        first = await anext(stream)
-        assert json.loads(first.removeprefix("data:"))["whole"]
-        await TokenStore(started.stage.db).revoke(started.ids["reads"])
-        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
-            async for _ in stream:
-                pass
-
-
-async def test_a_quiet_stream_sends_heartbeats_until_its_lease_is_over(
-    started: Front, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api, "HEARTBEAT_SEC", 0.02)
-    monkeypatch.setattr(api, "CHECK_SEC", 0.05)
-    monkeypatch.setattr(api, "LEASE_SEC", 0.5)
-    monkeypatch.setattr(live, "_LOOK_AGAIN_SEC", 60.0)
-    async with asyncio.timeout(EVENT_TIMEOUT_SEC):
-        async with started.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
-            found = [line async for line in lines(response)]
-    assert any(line.startswith(": ping") for line in found)
-
-
-async def test_a_call_for_the_headers_of_a_stream_leaves_no_viewer(front: Front) -> None:
+async def test_a_page_gets_what_has_changed_since_it_asked_and_the_clock_of_the_server(front: Front) -> None:
+    """It holds no connection meanwhile. A token that is revoked gets nothing more."""
     process = await front.start()
-    async with front.request("HEAD", f"/api/v1/task/stream?task_id={TASK}") as response:
-        assert response.status == 200
-    assert process.watched == []
+    began = time.time()
+    async with front.request("GET", f"/api/v1/task/updates?task_id={TASK}") as response:
+        assert response.headers["cache-control"] == "no-store"
+        first = await response.json()
+    assert began - 0.001 <= first["now"] <= time.time()
+    assert (first["whole"], [*first["nodes"]], first["again_sec"]) == (True, ["0", "1"], live.AGAIN_SEC)
+    known = {"task_id": TASK, "server": first["server"]}
+    await front.stage.set_node(TASK, 1, status="running")
+
+    async def change() -> Any:
+        _, found = await front.get("task/updates", **known, poll=str(first["poll"]))
+        return found["nodes"] and found
+
+    found = await eventually(change)
+    assert (found["whole"], [*found["nodes"]], found["nodes"]["1"]["status"]) == (False, ["1"], "running")
+    assert process.watched == [TASK]
+    for call in ("session", "tasks"):
+        assert (await front.get(call))[1]["now"] >= began
+    await TokenStore(front.stage.db).revoke(front.ids["reads"])
+
+    async def is_refused() -> bool:
+        return (await front.get("task/updates", **known))[0] == 401
+
+    await eventually(is_refused)
     await process.stop()
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-async def test_a_stream_lasts_while_its_token_cannot_be_checked(
-    front: Front, monkeypatch: pytest.MonkeyPatch, *, frozen: bool
-) -> None:
-    """The page says that it is not live; hundreds of pages that connect again would help nobody."""
-    monkeypatch.setattr(api, "CHECK_SEC", 0.01)
-    monkeypatch.setattr(auth, "CACHE_SEC", 0.01)
-    process = await front.start()
-    async with front.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
-        stream = lines(response)
-        await anext(stream)
-        refused = asyncio.Event()
-
-        async def fail(self: TokenStore, text: str) -> None:
-            refused.set()
-            if frozen:
-                await asyncio.Event().wait()
-            raise StoreUnavailable("no server responds")
-
-        monkeypatch.setattr(TokenStore, "find", fail)
-        await refused.wait()
-        await front.stage.set_node(TASK, 0, status="running")
-        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
-            async for line in stream:
-                if '"running"' in line:
-                    break
-            else:
-                pytest.fail("the stream has ended")
-    await process.stop()
-
-
-@pytest.mark.nightly
-async def test_a_quiet_stream_of_seventy_seconds_is_alive_and_then_shows_a_change(front: Front) -> None:
-    """Longer than any heartbeat and than proxies wait: with the real times of heartbeats and of the token's check."""
-    process = await front.start()
-    began = time.monotonic()
-    pings = 0
-    async with front.request("GET", f"/api/v1/task/stream?task_id={TASK}", timeout=None) as response:
-        stream = lines(response)
-        async with asyncio.timeout(500):
-            while pings < 5 or time.monotonic() < began + 70:
-                pings += (await anext(stream)).startswith(": ping")
-            await front.stage.set_node(TASK, 0, status="running")
-            while '"running"' not in await anext(stream):
-                pass
-    await process.stop()
-
-
-async def test_a_viewer_that_leaves_ends_the_feed(front: Front) -> None:
-    process = await front.start()
-    async with front.request("GET", f"/api/v1/task/stream?task_id={TASK}") as response:
-        await anext(lines(response))
-        assert process.watched == [TASK]
-
-    async def is_left() -> bool:
-        return process.watched == []
-
-    await eventually(is_left)
-    await process.stop()
+@pytest.mark.parametrize(
+    "known", [{"poll": "-1"}, {"poll": "x"}, {"poll": str(2**60)}, {"server": "x" * 300}]
+)
+async def test_what_a_page_claims_to_know_is_checked(started: Front, known: dict[str, str]) -> None:
+    status, found = await started.get("task/updates", task_id=TASK, **known)
+    assert (status, found["error"]["code"]) == (422, "invalid_request")
+    assert found["error"]["message"].startswith(next(iter(known)))

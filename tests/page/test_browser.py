@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from flowkit.page import api, live
+from flowkit.page import live
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
-from tests.integration.harness import eventually
 from tests.page.browser import address, box, expect, serious
 from tests.page.pages import nodes, store_lines
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from playwright.async_api import Page, Route
+    from playwright.async_api import Browser, Page, Route
 
     from flowkit.page.process import PageProcess
     from tests.page.pages import Stage
@@ -105,10 +104,10 @@ async def test_a_task_is_accessible_and_operable_with_the_keyboard(
     await page.goto(address(server, task="t-1"))
     await expect(box(page, "a")).to_have_class(re.compile("failed"))
     await box(page, "a").focus()
-    await page.keyboard.press("ArrowRight")
+    await page.keyboard.press("ArrowDown")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="b", exact=True)).to_be_visible()
-    await page.keyboard.press("ArrowLeft")
+    await page.keyboard.press("ArrowUp")
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("complementary").get_by_text("no such file").first).to_be_visible()
     await expect(
@@ -120,6 +119,83 @@ async def test_a_task_is_accessible_and_operable_with_the_keyboard(
     await page.emulate_media(color_scheme="dark")
     await page.get_by_role("button", name="Graph", exact=True).click()
     assert await serious(page) == []
+
+
+async def test_the_keyboard_reaches_each_node_and_two_keys_lead_from_it_to_its_actions(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """Arrow keys go along the edges and to the nodes beside, Enter selects, and Enter again goes to the actions."""
+    middle = [{"node_id": f"m{n}", "type": "quick", "depends_on": ["first"]} for n in range(5)]
+    last = {"node_id": "last", "type": "end", "depends_on": [each["node_id"] for each in middle]}
+    await stage.add("t-1", [{"node_id": "first", "type": "start"}, *middle, last])
+    await page.goto(address(await start(), task="t-1"))
+    await expect(box(page, "last")).to_be_visible()
+    assert await page.locator("svg.graph g.node[tabindex='0']").count() == 1
+    await box(page, "first").focus()
+    focused = page.locator("svg.graph g.node:focus")
+
+    async def press(key: str) -> str:
+        await page.keyboard.press(key)
+        return str(await focused.get_attribute("aria-label")).partition(",")[0]
+
+    assert (await press("ArrowDown")) in {"m1", "m2", "m3"}
+    found = {await press(key) for key in ["ArrowLeft"] * 5 + ["ArrowRight"] * 5}
+    assert found == {each["node_id"] for each in middle}
+    assert await press("ArrowDown") == "last"
+    assert await press("ArrowUp") in found
+    node = await press("ArrowUp")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name=node, exact=True)).to_be_visible()
+    await expect(box(page, node)).to_be_focused()
+    actions = page.get_by_role("group", name="Actions of the node")
+    await expect(actions.get_by_role("button").first).to_be_visible()
+    await page.keyboard.press("Enter")
+    await expect(actions.get_by_role("button").first).to_be_focused()
+
+
+async def test_a_tap_shows_the_panel_on_a_phone(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], browser: Browser
+) -> None:
+    await stage.add("t-1", nodes("a", "b"))
+    server = await start()
+    phone = {"viewport": {"width": 380, "height": 780}, "has_touch": True, "is_mobile": True}
+    async with await browser.new_context(**phone) as context:
+        page = await context.new_page()
+        await page.goto(address(server, task="t-1"))
+        await box(page, "b").tap()
+        await expect(page.get_by_role("heading", name="b", exact=True)).to_be_in_viewport()
+
+
+async def test_eight_tabs_are_live_and_actions_wait_for_none_of_them(
+    stage: Stage, start: Callable[..., Awaitable[PageProcess]], browser: Browser
+) -> None:
+    """A browser has six connections for all tabs. Tabs also hand their token on, which is gone with the last one.
+
+    They draw no graphs here, which would take most of the time.
+    """
+    _, text = await TokenStore(stage.db).create(actor=7, rights={Right.TASKS_READ, Right.TASKS_OPERATE})
+    server = await start()
+    async with await browser.new_context() as context:
+        await context.route("**/vendor/graphviz.js", lambda route: route.fulfill(status=503))
+        waiting = await context.new_page()
+        await waiting.goto(address(server))
+        await expect(waiting.get_by_label("Token")).to_be_visible()
+        tabs = [await context.new_page() for _ in range(8)]
+        for number, tab in enumerate(tabs):
+            await stage.add(f"t-{number}", nodes("a"))
+            await tab.goto(address(server, task=f"t-{number}") + ("" if number else f"#token={text}"))
+            await expect(tab.locator("#connection")).to_have_text("live")
+        await expect(waiting.get_by_role("link", name="t-1")).to_be_visible()
+        for number, tab in enumerate(tabs):
+            await stage.set_node(f"t-{number}", 0, status="running", attempt_epoch=1)
+            await expect(tab.get_by_role("cell", name="running")).to_be_visible()
+        await tabs[0].get_by_role("button", name="Pause").click()
+        await expect(tabs[0].get_by_role("dialog").get_by_role("status")).to_contain_text("a note")
+        for each in (waiting, *tabs):
+            await each.close()
+        alone = await context.new_page()
+        await alone.goto(address(server))
+        await expect(alone.get_by_label("Token")).to_be_visible()
 
 
 async def test_a_dialog_is_accessible_and_operable_with_the_keyboard(
@@ -198,31 +274,6 @@ async def test_a_graph_of_five_thousand_nodes_is_shown(
     await expect(box(page, "4,999 × part")).to_be_visible()
 
 
-async def test_a_page_stays_live_for_longer_than_the_lease_of_its_stream(
-    stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The page opens another stream, and a change is visible afterwards. It never says that it is not live."""
-    monkeypatch.setattr(api, "HEARTBEAT_SEC", 0.05)
-    monkeypatch.setattr(api, "CHECK_SEC", 0.05)
-    monkeypatch.setattr(api, "LEASE_SEC", 0.3)
-    opened: list[str] = []
-    page.on("request", lambda request: opened.append(request.url) if "/stream" in request.url else None)
-    await stage.add("t-1", nodes("a", "b"))
-    server = await start()
-    await page.goto(address(server, task="t-1"))
-    await expect(box(page, "a")).to_be_visible()
-    watched = "() => { window.lost = false; new MutationObserver(() => { lost ||= document.body.matches('.lost'); })"
-    await page.evaluate(f"{watched}.observe(document.body, {{ attributes: true }}); }}")
-
-    async def has_reconnected() -> bool:
-        return len(opened) > 3
-
-    await eventually(has_reconnected)
-    await stage.set_node("t-1", 1, status="running", attempt_epoch=1)
-    await expect(box(page, "b")).to_have_class(re.compile("running"))
-    assert not await page.evaluate("lost")
-
-
 async def test_a_task_that_grows_is_drawn_again_and_a_purged_one_is_named(
     stage: Stage, start: Callable[..., Awaitable[PageProcess]], page: Page
 ) -> None:
@@ -280,6 +331,7 @@ async def test_updates_leave_no_memory_behind_and_a_page_in_the_background_draws
 ) -> None:
     """Its title follows the task. When it is seen again, it shows the state of now."""
     monkeypatch.setattr(live, "POLL_SEC", 0.01)
+    monkeypatch.setattr(live, "AGAIN_SEC", 0.01)
     await stage.add("t-1", nodes("a", "b"))
     server = await start()
     await page.goto(address(server, task="t-1", node="a"))

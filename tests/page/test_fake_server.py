@@ -24,6 +24,30 @@ pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 FAKE = (Path(__file__).parent / "fake_server.js").read_text()
 RUNNING = "[{ status: 'running', attempt: 2 }, {}, {}]"
 
+SERVER_OF_LATER = """
+fake.ahead = (Date.UTC(2036, 1) - Date.now()) / 1000;
+fake.returns.session.now = Date.UTC(2036, 1) / 1000;
+fake.returns["task/attempts"].attempts = [
+  { node_id: "a", attempt: 1, outcome: "running", began_at: fake.returns.session.now - 5, ended_at: null, seconds: 5 },
+];
+"""
+CALLS = """async () => {
+  const { get, post } = await import("/static/api.js");
+  for (const call of ["late", "slow"]) fake.hold(call);
+  const calls = [get("late"), post("slow", { dry_run: true }), post("slow", { dry_run: false })];
+  window.said = Promise.all(calls.map((each) => each.catch((error) => error.message)));
+}"""
+DOUBT = "it may still apply the action, so look at the task before you repeat it"
+WORDS = """async () => {
+  const { clock, duration, moment } = await import("/static/words.js");
+  const element = moment("2026-11-28T00:00:00Z");
+  return {
+    durations: [-57.7, 0.9996, 59.7, 119.6, 3599.8, 7199, 86399].map(duration),
+    clock: clock("2026-11-28T00:00:00Z"),
+    moment: [element.textContent, element.title],
+  };
+}"""
+
 EXPLANATION = """
 fake.returns["task/explanation"] = {
   task_id: "t", status: "running", open: true, began_at: "", seconds: 100, total_seconds: 100,
@@ -58,7 +82,7 @@ async def fake(start: Callable[..., Awaitable[PageProcess]], page: Page) -> Open
     async def open_one(script: str = "", **query: str) -> Page:
         await page.add_init_script(FAKE + script)
         await page.goto(address(server, task="t", **query))
-        await until(page, "fake.streams.length > 0")
+        await until(page, "fake.calls.includes('task/updates')")
         return page
 
     return open_one
@@ -191,33 +215,97 @@ async def test_another_graph_keeps_the_selected_node_or_closes_it(fake: Open) ->
     await until(page, f"fake.calls.filter((each) => each === 'task/attempts').length > {attempts}")
 
 
-async def test_a_lost_stream_is_named_and_what_follows_is_whole(fake: Open) -> None:
-    """Lost within a message, ended at once, unreadable, or with nodes missing. Older messages change nothing."""
+async def test_a_lost_server_is_named_and_old_updates_change_nothing(fake: Open) -> None:
+    """Lost, unreadable, of another start of the server, or with nodes missing."""
     page = await fake()
     connection = page.locator("#connection")
     await page.evaluate("fake.send(1, { 2: { status: 'running', attempt: 1 } })")
     await expect(box(page, "c")).to_have_class("node running")
     await expect(page.get_by_text("1 running")).to_be_visible()
-    await page.evaluate('fake.raw(\'data: {"now": 1, "po\'); fake.lose()')
-    await expect(connection).to_have_text(re.compile("^not live since .*: network error$"))
-    await until(page, "fake.streams.length > 1")
+    await page.evaluate("fake.lost = true")
+    await expect(connection).to_have_text(re.compile("^not live since .*: the server does not respond$"))
     await page.evaluate("fake.send(1, [{ status: 'finished', attempt: 2 }, {}, {}], { server: 'two' })")
     await expect(connection).to_have_text("live")
     for old in ("{ server: 'one', poll: 9, whole: false }", "{ server: 'two', whole: false }"):
         await page.evaluate(f"fake.send(1, [{{ status: 'failed', attempt: 3 }}], {old})")
     await page.evaluate(
-        "fake.send(2, [{ status: 'running', attempt: 1 }], { server: 'two', problem: 'no database' })"
+        "fake.send(2, [{ status: 'running', attempt: 1 }], { server: 'two', problem: 'no database', lost_at: 1 })"
     )
     await expect(connection).to_have_text("not live")
+    await expect(page.get_by_role("alert")).to_contain_text("/70, ")
     await expect(box(page, "a")).to_have_attribute("aria-label", "a, quick, attempt 2, finished")
-    await page.evaluate("fake.raw('data: nonsense\\n\\n')")
-    await expect(connection).to_have_text(re.compile("an update of the server cannot be read"))
-    await until(page, "fake.streams.length > 2")
-    await page.evaluate("fake.streams.at(-1).close()")
-    await until(page, "fake.streams.length > 3")
-    await expect(connection).to_have_text(re.compile("^not live since"))
-    await page.evaluate("fake.status['task/stream'] = 401; fake.lose()")
+    await page.evaluate("fake.raw('nonsense')")
+    await expect(connection).to_have_text(re.compile("a response of the server cannot be read"))
+    await page.evaluate("fake.status['task/updates'] = 401")
     await expect(page.get_by_label("Token")).to_be_visible()
+
+
+async def test_a_frozen_server_is_named_in_time_and_clocks_stop_where_news_stop(
+    fake: Open, page: Page
+) -> None:
+    """Times are those of the server, whose clock is years ahead here. A call that is not answered says so."""
+    await page.clock.install()
+    await fake(SERVER_OF_LATER, view="timeline")
+    took = page.locator(".timeline-row .took")
+    await expect(took).to_have_text(re.compile(r"^5\.\d s$"))
+    await page.evaluate("fake.send(1, [{ status: 'running', attempt: 1 }, {}, {}])")
+    await expect(page.locator("#connection")).to_have_text("live")
+    await page.evaluate("fake.hold('task/updates')")
+    await page.clock.fast_forward(8_000)
+    await expect(page.locator("#connection")).to_have_text(
+        re.compile(r"^not live since \d+/\d+/36, .*: the server has not responded for 7 s$")
+    )
+    await page.clock.run_for(1_100)
+    stopped = await page.locator(".headline .summary").text_content()
+    await page.clock.run_for(5_000)
+    assert await page.locator(".headline .summary").text_content() == stopped
+    await page.evaluate(f"({CALLS})()")
+    await page.clock.fast_forward(70_000)
+    assert await page.evaluate("said") == [
+        "the server has not responded within 40 s",
+        "the server has not responded within 60 s",
+        f"the server has not responded within 60 s; {DOUBT}",
+    ]
+    await page.evaluate("fake.release('task/updates'); fake.send(2, [{ status: 'finished', attempt: 1 }])")
+    await expect(page.locator("#connection")).to_have_text("live")
+
+
+async def test_a_filter_never_stands_over_the_rows_of_another_one(
+    start: Callable[..., Awaitable[PageProcess]], page: Page
+) -> None:
+    """They are marked until the answer is there. The list says, too, that it is not live."""
+    task = (
+        "task_id: 't-1', status: 'running', name: null, started_at: null, seconds: 59.7, total_seconds: 59.7"
+    )
+    await page.clock.install()
+    await page.add_init_script(f"{FAKE}; fake.returns.tasks.tasks.push({{ {task}, reason: null }});")
+    await page.goto(address(await start()))
+    rows, link = page.locator("tbody"), page.get_by_role("link", name="t-1")
+    await expect(link).to_be_visible()
+    await expect(page.locator("#connection")).to_have_text("live")
+    await page.evaluate("fake.hold('tasks')")
+    await page.get_by_role("button", name="failed", exact=True).click()
+    await expect(rows).to_have_attribute("aria-busy", "true")
+    await page.clock.fast_forward(8_000)
+    await expect(page.locator("#connection")).to_have_text(re.compile("^not live since"))
+    await page.evaluate("fake.returns.tasks.tasks = []; fake.release('tasks')")
+    await expect(link).to_have_count(0)
+    await expect(rows).not_to_have_attribute("aria-busy", "true")
+    await expect(page.locator("#connection")).to_have_text("live")
+    devtools = await page.context.new_cdp_session(page)
+    await devtools.send("Emulation.setTimezoneOverride", {"timezoneId": "Europe/Berlin"})
+    found = await page.evaluate(f"({WORDS})()")
+    assert found["durations"] == [
+        "0 ms",
+        "1.0 s",
+        "1 min 0 s",
+        "2 min 0 s",
+        "1 h 0 min",
+        "2 h 0 min",
+        "1 d 0 h",
+    ]
+    assert found["clock"] == "11/28/26, 1:00:00 AM (00:00:00 UTC)"
+    assert found["moment"] == ["11/28/26, 1:00:00 AM", "2026-11-28 00:00:00 UTC"]
 
 
 async def test_nothing_acts_on_a_task_that_is_no_longer_shown(fake: Open) -> None:
@@ -271,29 +359,6 @@ async def test_a_graph_that_cannot_be_placed_is_a_list_that_says_so(fake: Open, 
     await expect(page.get_by_role("cell", name="▶ running")).to_be_visible()
 
 
-LISTENERS = """async () => {
-  const { stream } = await import("/static/api.js");
-  const { signal } = new AbortController();
-  let listeners = 0;
-  const { addEventListener, removeEventListener } = EventTarget.prototype;
-  signal.addEventListener = (...given) => { listeners += 1; addEventListener.apply(signal, given); };
-  signal.removeEventListener = (...given) => { listeners -= 1; removeEventListener.apply(signal, given); };
-  for (let round = 0; round < 20; round += 1) {
-    const events = stream("task/stream", signal);
-    const next = events.next();
-    while (fake.streams.length <= round + 1) await new Promise((resolve) => setTimeout(resolve));
-    fake.streams.at(-1).close();
-    await next;
-  }
-  return listeners;
-}"""
-
-
-async def test_streams_that_have_ended_leave_no_listeners(fake: Open) -> None:
-    page = await fake()
-    assert await page.evaluate(LISTENERS) == 0
-
-
 SCHEDULES = """
 const time = (hour, status, reason = null) => {
   const at = `2026-11-26T0${hour}:00:00Z`;
@@ -344,6 +409,8 @@ async def test_schedules_are_rows_of_squares_that_the_keyboard_reaches_and_that_
     await expect(nightly).to_have_count(0)
     await expect(page.get_by_role("heading", name="<img")).to_be_visible()
     await page.evaluate("fake.status.schedules = 503")
-    await expect(page.locator("main > [role=status]")).to_contain_text("Not live since")
+    await expect(page.locator("#connection")).to_have_text(
+        re.compile("^not live since .*: refused with 503$")
+    )
     await page.go_back()
     await expect(page).to_have_title("Tasks – FlowKit")

@@ -245,7 +245,7 @@ async def serving(
         open_without_tokens=all(each.loopback for each in addresses),
         **({"clock": clock} if clock else {}),
     )
-    of_app = ("body_limit", "body_sec", "health", "max_calls")
+    of_app = ("body_limit", "body_sec", "health", "max_calls", "max_calls_of_token")
     limits = {name: options.pop(name) for name in of_app if name in options}
     app = create_app(
         routed or routes(gate), authenticator=authenticator, **{"health": lambda: True, **limits}

@@ -282,6 +282,25 @@ async def test_health_is_served_while_too_many_calls_are_in_flight() -> None:
         assert (await without_token(front, {}))[0] == 200
 
 
+async def test_one_token_leaves_calls_to_others() -> None:
+    gate, tokens = Gate(), TokenStore(memory_database())
+    texts = [(await tokens.create(actor=7, rights={Right.FLOWS}))[1] for _ in range(2)]
+    async with (
+        aiohttp.ClientSession() as client,
+        serving(tokens, gate, max_calls_of_token=2) as server,
+    ):
+        greedy, other = (Front(server, gate, text, client) for text in texts)
+        calls = [asyncio.create_task(greedy.request(json=rpc("wait"))) for _ in range(2)]
+        await eventually(lambda: answered(gate.waiting == 2))
+        status, found, headers = await greedy.request(json=rpc("rpc.discover"))
+        assert (status, found["error"]["code"], headers["Connection"]) == (503, "too_many_calls", "close")
+        assert "2 calls with token" in found["error"]["message"]
+        assert (await other.request(json=rpc("rpc.discover")))[0] == 200
+        gate.opened.set()
+        assert [(await call)[1]["result"] for call in calls] == ["done"] * 2
+        assert (await greedy.request(json=rpc("rpc.discover")))[0] == 200
+
+
 async def test_client_that_does_not_read_its_response_is_cut_off() -> None:
     ended = asyncio.Event()
 

@@ -5,4 +5,4 @@ from flowkit.server import check_packages
 
 def check_installed() -> None:
     """Raise ConfigError if a package is not installed that the page needs."""
-    check_packages("the page", extra="page", needs=("sse_starlette",))
+    check_packages("the page", extra="page")

@@ -1,4 +1,4 @@
-"""The calls of the page: tasks, their graphs, what they have stored, live updates, and the actions of operators."""
+"""The calls of the page: tasks, their graphs, what they have stored, updates, and the actions of operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
-from sse_starlette import EventSourceResponse
+from starlette.responses import Response
 from temporalio.service import RPCError
 
 from flowkit import products, reason_codes
@@ -56,17 +56,14 @@ from flowkit.server.tokens import Right
 from flowkit.text import one_line, printed, visible
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
+    from collections.abc import Awaitable, Callable, Sequence
 
     from starlette.requests import Request
-    from starlette.responses import Response
     from starlette.routing import BaseRoute
-    from starlette.types import Receive, Scope, Send
     from temporalio.client import WorkflowExecutionDescription
 
     from flowkit.adapters.tasks.queries import StoredBatch
-    from flowkit.page.live import Feed, LiveTasks, Update
+    from flowkit.page.live import LiveTasks
     from flowkit.products import KeptLine
     from flowkit.reading.state import Servers
     from flowkit.schedules import NominalTime, ScheduleView
@@ -77,17 +74,12 @@ PREFIX: Final = "/api/v1"
 MAX_PAGE: Final = 200
 """Most tasks or batches of one page of a list."""
 MAX_SKIP: Final = 100_000
+MAX_POLL: Final = 2**53
 _PLACE_CHARS: Final = 200
 _CURSOR_CHARS: Final = 4_000
 SHOWN_TIMES: Final = 60
 """Number of past nominal times of each schedule."""
 
-LEASE_SEC: Final = 600.0
-"""How long a stream lasts. The page then opens another one."""
-HEARTBEAT_SEC: Final = 10
-"""Pause after which a stream without updates sends a comment, so that both ends notice a lost connection."""
-CHECK_SEC: Final = 3.0
-"""How often a stream checks its token."""
 _READ_SEC: Final = 30.0
 """How long a call waits for MongoDB and Temporal, unless it acts. A frozen server would hold calls for ever."""
 _ENGINE_SEC: Final = 30.0
@@ -137,6 +129,13 @@ class TaskQuery(Params):
     """
 
     task_id: str = Field(min_length=1, max_length=ID_CHARS)
+
+
+class UpdateQuery(TaskQuery):
+    """What the page knows of the task."""
+
+    server: str = Field(default="", max_length=_PLACE_CHARS, description="The `server` of its latest update.")
+    poll: int = Field(default=0, ge=0, le=MAX_POLL, description="The `poll` of it; 0 for the whole state.")
 
 
 class NodeQuery(TaskQuery):
@@ -220,7 +219,13 @@ class PageResult(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Session(PageResult):
+class TimedResult(PageResult):
+    """A result from which the page learns the clock of the server."""
+
+    now: float = Field(default_factory=time.time, description="When it was sent, in seconds since the epoch.")
+
+
+class Session(TimedResult):
     """What the page may do, and where Temporal's Web UI is."""
 
     actor: str
@@ -248,7 +253,7 @@ class TaskLine(PageResult):
     reason: str | None
 
 
-class TasksFound(PageResult):
+class TasksFound(TimedResult):
     """Some tasks, newest first."""
 
     tasks: list[TaskLine]
@@ -277,7 +282,7 @@ class ScheduleLine(PageResult):
     times: list[TimeLine]
 
 
-class SchedulesFound(PageResult):
+class SchedulesFound(TimedResult):
     """Some schedules, by name."""
 
     schedules: list[ScheduleLine]
@@ -447,7 +452,8 @@ class PageApi:
     async def list_schedules(self, given: Given) -> SchedulesFound:
         """Return schedules with their latest nominal times."""
         query: ScheduleFilter = given.query
-        return await self._schedule_lines.get(f"{query.skip} {query.limit}")
+        found = await self._schedule_lines.get(f"{query.skip} {query.limit}")
+        return found.model_copy(update={"now": time.time()})
 
     @cached_property
     def _schedules(self) -> Schedules:
@@ -645,36 +651,12 @@ class PageApi:
         )
         return Affected(affected=found["affected"], notes=found["notes"], run_seq=found["run_seq"])
 
-    async def stream(self, request: Request) -> Response:
-        """Send the state of a task, then each change, as server-sent events."""
-        query = parse_params(TaskQuery, dict(request.query_params), strict=False)
-        watched = self._live.watch(query.task_id)
-        feed = await _answered(watched.__aenter__())
-        return _Stream(_events(feed, request.scope["check"]), watched)
-
-
-class _Stream(EventSourceResponse):
-    """A stream of events that leaves the feed at its end, also if it has sent nothing: to a client that has gone
-    already, or to one that asked for the headers only.
-    """
-
-    def __init__(
-        self, events: AsyncIterator[dict[str, str]], watched: AbstractAsyncContextManager[Feed]
-    ) -> None:
-        super().__init__(events, ping=HEARTBEAT_SEC)
-        self._watched = watched
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the response."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._watched.__aexit__(None, None, None)
-
-
-async def _events(feed: Feed, check: Callable[[], Awaitable[Any]]) -> AsyncIterator[dict[str, str]]:
-    async for each in _until_refused(feed, check):
-        yield {"data": each.message(time.time())}
+    async def updates(self, request: Request) -> Response:
+        """Return what has changed in a task since the poll that the page knows, as `Update.message` has it."""
+        query = parse_params(UpdateQuery, dict(request.query_params), strict=False)
+        update = await _answered(self._live.update(query.task_id, query.server, query.poll))
+        headers = {"cache-control": "no-store"}
+        return Response(update.message(time.time()), media_type="application/json", headers=headers)
 
 
 def _schedule_line(view: ScheduleView, times: Sequence[NominalTime]) -> ScheduleLine:
@@ -695,39 +677,6 @@ def _signature(caller: Caller) -> str:
 
 def _may_operate(caller: Caller) -> bool:
     return caller.is_operator or Right.TASKS_OPERATE in caller.rights
-
-
-async def _check_token(check: Callable[[], Awaitable[Any]]) -> None:
-    """Raise HttpError if a token is no longer valid. While MongoDB does not say, streams say that they are not live."""
-    try:
-        async with asyncio.timeout(CHECK_SEC):
-            await check()
-    except TimeoutError:
-        return
-    except HttpError as error:
-        if error.status != HTTPStatus.SERVICE_UNAVAILABLE:
-            raise
-
-
-async def _until_refused(feed: Feed, check: Callable[[], Awaitable[Any]]) -> AsyncIterator[Update]:
-    """Yield the updates of a feed until its lease is over, or its token is no longer valid."""
-    until, updates = time.monotonic() + LEASE_SEC, feed.updates()
-    waiting: asyncio.Future[Update | None] | None = None
-    try:
-        while time.monotonic() < until:
-            waiting = waiting or asyncio.ensure_future(anext(updates, None))
-            done, _ = await asyncio.wait({waiting}, timeout=CHECK_SEC)
-            await _check_token(check)
-            if done:
-                if (update := waiting.result()) is None:
-                    return
-                yield update
-                waiting = None
-    except HttpError:
-        return
-    finally:
-        if waiting is not None:
-            waiting.cancel()
 
 
 def _batch(task_id: str, node_id: str, batch: StoredBatch) -> dict[str, Any]:
@@ -840,5 +789,5 @@ INFO: Final = {"title": "FlowKit page", "version": __version__}
 
 def page_routes(api: PageApi) -> list[BaseRoute]:
     """Return the routes of the calls."""
-    stream = HttpRoute(f"{PREFIX}/task/stream", api.stream, needs=Right.TASKS_READ)
-    return [stream, *operation_routes(OPERATIONS, api, INFO, document_path=f"{PREFIX}/openapi.json")]
+    updates = HttpRoute(f"{PREFIX}/task/updates", api.updates, needs=Right.TASKS_READ)
+    return [updates, *operation_routes(OPERATIONS, api, INFO, document_path=f"{PREFIX}/openapi.json")]

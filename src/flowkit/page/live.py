@@ -1,7 +1,7 @@
-"""What the pages of a task show, kept up to date: one poll for all viewers of a task.
+"""What the pages of a task show, kept up to date: one poll of the servers for all pages of a task.
 
-Every message carries the id of this server's start and the number of the poll. A page that has seen a higher number
-drops a message, and a page that has seen another id takes the next whole state.
+Pages ask again and again for what has changed, with the id of this server's start and the number of the poll that they
+know. No page holds a connection, of which a browser has only six for all its tabs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import itertools
 import logging
 import time
 import uuid
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -28,7 +27,7 @@ from flowkit.server.errors import HttpError
 from flowkit.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from flowkit.reading.state import Servers
 
@@ -38,6 +37,14 @@ _LOOK_AGAIN_SEC: Final = 2.0
 """How often the state of an open task is read although its document has not changed: it does not hold all waits."""
 _NODES_A_SECOND: Final = 2_000
 """A large task is read less often, because every read returns all its nodes."""
+
+AGAIN_SEC: Final = 1.0
+"""After this pause, a page asks again for what has changed."""
+KEEP_SEC: Final = 30.0
+"""A task is read for this long after a page has asked for it."""
+
+_MOST_UPDATES: Final = 16
+"""Updates of one poll that are kept for further pages."""
 
 _RECENT_SEC: Final = 30.0
 """A document that changed longer ago than this is settled."""
@@ -75,6 +82,8 @@ class Update:
     """By the position of the node in the graph."""
     problem: str | None = None
     """Why the state could not be read. The rest is then the last known state."""
+    lost_at: float | None = None
+    """With a problem: when the whole state was last read, in seconds since the epoch."""
 
     @cached_property
     def _text(self) -> str:
@@ -83,7 +92,7 @@ class Update:
 
     def message(self, now: float) -> str:
         """Return the update as a JSON object with the clock of the server, from which that of a page may differ."""
-        return f'{{"now":{now:.3f},{self._text[1:]}'
+        return f'{{"now":{now:.3f},"again_sec":{AGAIN_SEC},{self._text[1:]}'
 
 
 @dataclass(slots=True)
@@ -95,14 +104,16 @@ class _State:
     since: list[int] = field(default_factory=list)
     origin: str | None = None
     at: float = 0.0
+    live_at: float = 0.0
+    """When the state was last read without a problem."""
     problem: str | None = None
 
     def clear(self) -> None:
         """Forget the nodes."""
         self.nodes, self.since = [], []
 
-    def take(self, view: TaskView, poll: int, at: float) -> None:
-        """Note what a view says."""
+    def take(self, view: TaskView, poll: int, at: float, problem: str | None) -> None:
+        """Note what a view says, and why it does not say everything."""
         if len(view.nodes) < len(self.nodes):
             self.clear()
         known = len(self.nodes)
@@ -113,7 +124,9 @@ class _State:
             elif node != self.nodes[index]:
                 self.nodes[index], self.since[index] = node, poll
         self.task = task_fields(view)
-        self.at, self.problem = at, None
+        self.at, self.problem = at, problem
+        if problem is None or not self.live_at:
+            self.live_at = at
 
 
 _TASK_FIELDS: Final = tuple(each.name for each in fields(TaskView) if each.name != "nodes")
@@ -155,7 +168,7 @@ def _too_slow() -> str:
 
 
 class Feed:
-    """The state of one task, which is read while it has viewers."""
+    """The state of one task, which is read while pages ask for it."""
 
     def __init__(self, servers: Servers, task_id: str, server: str, polls: Iterator[int]) -> None:
         """Read a task. `polls` yields the numbers of the polls, each higher than those that pages know."""
@@ -171,8 +184,6 @@ class Feed:
         """Knows what the document of the latest mark says; None if that has to be read."""
         self._stored_view: TaskView | None = None
         """What the document of the latest mark says, if it was needed because Temporal does not respond."""
-        self._changed = asyncio.Condition()
-        self._closed = False
         self._mark: Any = None
         self._read_at = float("-inf")
         self._unsettled = False
@@ -184,7 +195,6 @@ class Feed:
         self._unsettled = _is_recent(self._mark)
         try:
             async with asyncio.timeout(_LONGEST_READ_SEC):
-                await self._check_exists()
                 await self._read()
         except TimeoutError:
             raise StoreUnavailable(_too_slow()) from None
@@ -203,39 +213,26 @@ class Feed:
         except TimeoutError:
             raise StoreUnavailable(f"MongoDB does not respond within {_LONGEST_LOOK_SEC:g} s") from None
 
-    async def _check_exists(self) -> None:
-        """Raise UnknownTask if neither server knows the task."""
-        if self._mark is None:
-            await TaskReader.at(self._servers, self._task_id)
-
-    async def close(self) -> None:
-        """End the updates of all viewers."""
-        async with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    async def run(self) -> None:
-        """Read the state again and again, until cancelled."""
-        while True:
+    async def follow(self, wanted: Callable[[], bool]) -> None:
+        """Read the state again and again while it is wanted."""
+        while wanted():
             await asyncio.sleep(self._pause_sec())
-            if await self._try_look():
-                async with self._changed:
-                    self._changed.notify_all()
+            await self._try_look()
 
-    async def _try_look(self) -> bool:
-        """Look at the task. Return whether viewers get a message: there is a state, or another reason why not."""
+    async def _try_look(self) -> None:
+        """Look at the task. Note a state, or the reason why there is none."""
         try:
             async with asyncio.timeout(_LONGEST_READ_SEC):
-                return await self._look()
+                await self._look()
         except UnknownTask:
             self._state.clear()
-            return self._note("the task no longer exists")
+            self._note("the task no longer exists")
         except TimeoutError:
-            return self._note(_too_slow())
+            self._note(_too_slow())
         except FlowKitError as error:
-            return self._note(one_line(error))
+            self._note(one_line(error))
         except RPCError as error:
-            return self._note(describe_outage(error))
+            self._note(describe_outage(error))
         except Exception:  # the feed must go on: a page that shows an old state would say that it is live
             is_new = self._note("unexpected error; the log of the server has more")
             _logger.log(
@@ -244,7 +241,6 @@ class Feed:
                 self._task_id,
                 exc_info=True,
             )
-            return is_new
 
     def _pause_sec(self) -> float:
         return max(POLL_SEC, len(self._state.nodes) / _NODES_A_SECOND)
@@ -257,24 +253,24 @@ class Feed:
         self._updates.clear()
         return True
 
-    async def _look(self) -> bool:
-        """Read the state if it may have changed. Return whether it was read."""
+    async def _look(self) -> None:
+        """Read the state if it may have changed."""
         mark = await self._find_mark()
         is_new = mark != self._mark
         open_or_failed = not self._state.task["closed"] or self._state.problem is not None
         is_due = open_or_failed and time.monotonic() > self._read_at + _LOOK_AGAIN_SEC
         if not (is_new or is_due or self._unsettled):
-            return False
+            return
         if is_new or self._unsettled:
             self._reader, self._stored_view = None, None
         self._unsettled = is_new
         self._note_mark(mark)
-        await self._check_exists()
         await self._read()
-        return True
 
     async def _read(self) -> None:
         """Read the state. A reader that has failed is not used again: it would not ask MongoDB."""
+        if self._mark is None:  # what Temporal still has is not enough for a page, which shows the document
+            raise UnknownTask(self._task_id)
         reader, self._reader = self._reader, None
         reader = reader or TaskReader(self._servers, self._task_id, None, keep=True)
         problem = None
@@ -288,8 +284,7 @@ class Feed:
                 raise StoreUnavailable("MongoDB does not respond")
             self._reader = reader
         poll = next(self._polls)
-        self._state.take(view, poll, time.time())
-        self._state.problem = problem
+        self._state.take(view, poll, time.time(), problem)
         self._poll, self._read_at = poll, time.monotonic()
         self._updates.clear()
 
@@ -301,24 +296,11 @@ class Feed:
         with reading(self._task_id):
             return add_set_aside(read_document(document, batches), set_aside)
 
-    async def updates(self) -> AsyncIterator[Update]:
-        """Yield the whole state, then each change, until the feed is closed."""
-        sent = 0
-        while not self._closed:
-            update = self._update_since(sent)
-            sent = update.poll  # further polls may follow while the viewer takes this one
-            yield update
-            await self._wait_beyond(sent)
-
-    async def _wait_beyond(self, poll: int) -> None:
-        """Wait for a poll with a higher number."""
-        async with self._changed:
-            while self._poll <= poll and not self._closed:
-                await self._changed.wait()
-
-    def _update_since(self, poll: int) -> Update:
-        """Return what a page gets that knows a poll. It is found once for all pages."""
+    def update_since(self, poll: int) -> Update:
+        """Return what has changed since a poll; the whole state if it is 0. It is found once for all pages."""
         if poll not in self._updates:
+            if len(self._updates) >= _MOST_UPDATES:  # pages may send any number
+                self._updates.clear()
             self._updates[poll] = self._make_update(poll)
         return self._updates[poll]
 
@@ -335,24 +317,35 @@ class Feed:
             count=len(state.nodes),
             nodes={index: row_of(state.nodes[index]) for index in changed},
             problem=state.problem,
+            lost_at=state.live_at if state.problem else None,
         )
 
 
 class _Watched:
-    """A feed with its viewers. It opens once for all of them, and runs from then on."""
+    """A feed for the pages that ask for its task. It opens once for all of them, and runs until none asks any more."""
 
-    def __init__(self, feed: Feed) -> None:
-        self.feed = feed
-        self.viewers = 0
+    def __init__(self, feed: Feed, forget: Callable[[], None]) -> None:
+        self.asked_at = time.monotonic()
+        self._feed = feed
+        self._forget = forget
         self._opening = asyncio.create_task(feed.open())
+        self._opening.add_done_callback(self._begin)
         self._running: asyncio.Task[None] | None = None
+
+    def _begin(self, opening: asyncio.Task[None]) -> None:
+        if opening.cancelled() or opening.exception() is not None:
+            self._forget()
+        else:
+            self._running = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        await self._feed.follow(lambda: time.monotonic() < self.asked_at + KEEP_SEC)
+        self._forget()
 
     async def opened(self) -> Feed:
         """Return the feed when it has a state. Raise UnknownTask, StoreUnavailable or RPCError."""
         await asyncio.shield(self._opening)
-        if self._running is None:
-            self._running = asyncio.create_task(self.feed.run())
-        return self.feed
+        return self._feed
 
     async def close(self) -> None:
         """End the feed."""
@@ -360,11 +353,10 @@ class _Watched:
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self.feed.close()
 
 
 class LiveTasks:
-    """The feeds of the tasks that have viewers. Viewers of the same task share one."""
+    """The feeds of the tasks for which pages ask. Pages of the same task share one."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -376,33 +368,32 @@ class LiveTasks:
 
     @property
     def task_ids(self) -> list[str]:
-        """The tasks that have viewers."""
+        """The tasks that are read."""
         return [*self._watched]
 
-    @asynccontextmanager
-    async def watch(self, task_id: str) -> AsyncIterator[Feed]:
-        """Yield the feed of a task, which runs as long as it has viewers.
+    async def update(self, task_id: str, server: str = "", poll: int = 0) -> Update:
+        """Return what has changed since a poll of a server; the whole state if that is not this start of the server.
 
         Raise UnknownTask, StoreUnavailable or RPCError, and HttpError when the server stops.
         """
+        feed = await self._watch(task_id).opened()
+        return feed.update_since(poll if server == self.server else 0)
+
+    def _watch(self, task_id: str) -> _Watched:
         if self._closed:
             raise HttpError(503, "stopping", "the server stops; try again")
         watched = self._watched.get(task_id)
         if watched is None:
-            watched = self._watched[task_id] = _Watched(
-                Feed(self._servers, task_id, self.server, self._polls)
-            )
-        watched.viewers += 1
-        try:
-            yield await watched.opened()
-        finally:
-            watched.viewers -= 1
-            if not watched.viewers and self._watched.get(task_id) is watched:
-                del self._watched[task_id]
-                await watched.close()
+            feed = Feed(self._servers, task_id, self.server, self._polls)
+            watched = self._watched[task_id] = _Watched(feed, lambda: self._forget(task_id))
+        watched.asked_at = time.monotonic()
+        return watched
+
+    def _forget(self, task_id: str) -> None:
+        self._watched.pop(task_id, None)
 
     async def close(self) -> None:
-        """End all feeds, and open no others: pages connect again at once."""
+        """End all feeds, and open no others: pages ask again at once."""
         self._closed = True
-        watched, self._watched = self._watched, {}
-        await asyncio.gather(*(each.close() for each in watched.values()))
+        await asyncio.gather(*(each.close() for each in [*self._watched.values()]))
+        self._watched.clear()

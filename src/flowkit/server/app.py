@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,7 @@ from flowkit.validation.web_pages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from starlette.requests import Request
     from starlette.routing import BaseRoute
@@ -54,6 +54,9 @@ CALLER_SEC = 10.0
 
 MAX_CALLS = 500
 """Maximum number of calls in flight, WebSocket connections included; beyond it, the server returns status 503."""
+
+MAX_CALLS_OF_TOKEN = 250
+"""Maximum number of them with one token, so that a token leaves calls to others."""
 
 HEALTH_PATH = "/health"
 
@@ -75,13 +78,14 @@ def create_app(
     body_limit: int = BODY_LIMIT,
     body_sec: float = BODY_SEC,
     max_calls: int = MAX_CALLS,
+    max_calls_of_token: int = MAX_CALLS_OF_TOKEN,
 ) -> Starlette:
     """Return the application with the given routes, to which only authenticated calls come, and `/health`.
 
     Raise TypeError if a route does not declare what it needs (`flowkit.server.rights`).
     `health` says whether the process is healthy: `/health` returns 200 or 503, and needs no token. A body of more than
     `body_limit` bytes gets status 413, and one that takes more than `body_sec` seconds 408. While `max_calls` are in
-    flight, others get 503, except those of `/health`.
+    flight, or `max_calls_of_token` with the same token, others get 503, except those of `/health`.
     """
 
     async def respond_health(request: Request) -> Response:
@@ -96,6 +100,7 @@ def create_app(
         body_limit=body_limit,
         body_sec=body_sec,
         max_calls=max_calls,
+        max_calls_of_token=max_calls_of_token,
     )
     return Starlette(
         routes=served,
@@ -128,6 +133,7 @@ class _Entrance:
         body_limit: int,
         body_sec: float,
         max_calls: int,
+        max_calls_of_token: int,
     ) -> None:
         self._app = app
         self._authenticator = authenticator
@@ -135,7 +141,10 @@ class _Entrance:
         self._body_limit = body_limit
         self._body_sec = body_sec
         self._max_calls = max_calls
+        self._max_calls_of_token = max_calls_of_token
         self._calls = 0
+        self._calls_of: Counter[str] = Counter()
+        """Calls in flight by the id of their token."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request or one WebSocket connection."""
@@ -171,8 +180,7 @@ class _Entrance:
             _refuse_other_pages(scope, opens_page=True)
             return await self._app(scope, receive, response.send)
         if self._calls >= self._max_calls:
-            text = f"{self._max_calls} calls are in flight; try again later"
-            raise HttpError(503, "too_many_calls", text, ((b"connection", b"close"),))
+            raise _too_many(f"{self._max_calls} calls are in flight; try again later")
         self._calls += 1
         try:
             await self._run_counted(scope, receive, response)
@@ -186,12 +194,32 @@ class _Entrance:
             _refuse_web_pages(scope, headers)
         scope["user"] = caller
         scope["check"] = check = partial(self._find_caller, headers, still=caller)
-        if scope["type"] == "websocket":
-            connection = _CheckedConnection(receive, response.send, check)
-            return await self._app(scope, connection.receive, connection.send)
-        body = _Body(receive, self._body_limit, self._body_sec)
-        body.check_length(headers.get(b"content-length"))
-        return await self._app(scope, body.receive, response.send)
+        with self._counted(caller.token_id):
+            if scope["type"] == "websocket":
+                connection = _CheckedConnection(receive, response.send, check)
+                return await self._app(scope, connection.receive, connection.send)
+            body = _Body(receive, self._body_limit, self._body_sec)
+            body.check_length(headers.get(b"content-length"))
+            return await self._app(scope, body.receive, response.send)
+
+    @contextmanager
+    def _counted(self, token_id: str | None) -> Iterator[None]:
+        """Count a call of a token. Raise HttpError if too many are in flight."""
+        if token_id is None:
+            yield
+            return
+        if self._calls_of[token_id] >= self._max_calls_of_token:
+            raise _too_many(
+                f"{self._max_calls_of_token} calls with token {token_id} are in flight; try again later, or use "
+                "another token"
+            )
+        self._calls_of[token_id] += 1
+        try:
+            yield
+        finally:
+            self._calls_of[token_id] -= 1
+            if not self._calls_of[token_id]:
+                del self._calls_of[token_id]
 
     async def _find_caller(self, headers: dict[bytes, bytes], still: Caller | None = None) -> Caller:
         """Return the caller. Raise HttpError if there is none, or if it is not `still` the same one."""
@@ -209,6 +237,10 @@ class _Entrance:
         if still is not None and caller != still:
             raise Unauthorized("the token has changed; connect again")
         return caller
+
+
+def _too_many(text: str) -> HttpError:
+    return HttpError(503, "too_many_calls", text, ((b"connection", b"close"),))
 
 
 def _refuse_web_pages(scope: Scope, headers: dict[bytes, bytes]) -> None:

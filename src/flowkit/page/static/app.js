@@ -1,6 +1,6 @@
 // Chooses what the page shows from its address: the list of tasks or of schedules, or one task.
 
-import { ApiError, get, ofTask, setToken, takeToken } from "./api.js";
+import { ApiError, awaitToken, get, ofTask, setToken, shareToken, takeToken } from "./api.js";
 import { byId, h, replace, setText, setTitle } from "./dom.js";
 import { TaskList } from "./list.js";
 import { ScheduleList } from "./schedules.js";
@@ -27,6 +27,7 @@ async function show() {
   try {
     const session = await get("session");
     if (turn !== turns) return;
+    shareToken();
     setText(byId("who"), session.read_only ? `${session.actor}, read-only` : session.actor);
     const schedules = !task && query.get("view") === "schedules";
     setTitle(`${task || (schedules ? "Schedules" : "Tasks")} – FlowKit`);
@@ -43,6 +44,7 @@ async function show() {
 
 function refuse(main, error) {
   const token = error instanceof ApiError && error.status === 401;
+  if (token) awaitToken(show);
   replace(main, h("section", { class: "refused" },
     h("h1", {}, token ? "This server needs a token" : "The page cannot be shown"),
     h("p", { role: "alert" }, error.message),

@@ -11,6 +11,7 @@ const MIN_WIDTH = 120;
 const MAX_CHARS = 32;
 const READABLE = 0.35; // Below this scale, boxes show only their symbol.
 const TINY = 0.12;
+const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, -1], ArrowDown: [1, 1] }; // an axis, and a direction on it
 const SETTLED = ["failed", "cancelling", "running", "deferred", "queued", "cancelled", "skipped", "finished"];
 
 // The end is cut between two characters, not within one.
@@ -35,6 +36,22 @@ export function countsOf(rows) {
   return SETTLED.filter((status) => counts.has(status)).map((status) => [status, counts.get(status)]);
 }
 
+// Return the box to which an arrow key leads, as the picture shows it: the nearest one along the edges, or the next one of the
+// same rank. Undefined if there is none.
+export function neighbour(key, index, { placed, edges, sideways }) {
+  const [axis, direction] = ARROWS[key];
+  const along = sideways ? 0 : 1;
+  const across = 1 - along;
+  const from = placed.nodes[index];
+  const ends = ([source, target]) => (direction > 0 ? [source, target] : [target, source]);
+  const isBeside = (at) => Math.abs(at[along] - from[along]) < 1 && direction * (at[across] - from[across]) > 0;
+  const found = axis === along
+    ? edges.map(ends).filter(([begin]) => begin === index).map(([, end]) => end)
+    : placed.nodes.flatMap((at, other) => (isBeside(at) ? [other] : []));
+  const distance = (other) => Math.abs(placed.nodes[other][across] - from[across]);
+  return found.sort((a, b) => distance(a) - distance(b))[0];
+}
+
 export class GraphPicture {
   // `onSelect(index)` opens a node, and `onExpand(members)` shows the nodes of a group.
   constructor(container, { onSelect, onExpand }) {
@@ -44,6 +61,7 @@ export class GraphPicture {
     this.boxes = [];
     this.groupAt = new Map();
     this.chosen = -1;
+    this.reached = 0; // The node whose box the Tab key reaches; arrow keys lead to the others.
     this.view = { x: 0, y: 0, scale: 1 };
     this.size = { width: 0, height: 0 };
     this.svg = s("svg", { class: "graph", role: "group", "aria-label": "Graph of the task", tabindex: "-1" });
@@ -69,13 +87,14 @@ export class GraphPicture {
     if (!found) return null;
     this.container.classList.remove("placing");
     if (found.error) return found.error;
-    Object.assign(this, { nodes: structure.nodes, groups, edges, streams, titles, sizes, placed: found.placed });
+    Object.assign(this, { nodes: structure.nodes, groups, edges, sideways, streams, titles, sizes, placed: found.placed });
     this.show();
     return null;
   }
 
   show() {
-    const { placed } = this;
+    const { placed, reached } = this;
+    const hasFocus = this.layer.contains(document.activeElement);
     this.groupAt = new Map();
     const edges = this.edges.map(([from, to, kind], index) => edgeShape(placed.paths[index], kind));
     this.boxes = this.groups.map((members, index) => this.box(members, index, placed.nodes[index]));
@@ -85,6 +104,18 @@ export class GraphPicture {
     this.drawPath();
     if (this.rows) this.update(this.rows, null);
     if (this.chosen >= 0) this.select(this.chosen);
+    this.reach(reached);
+    if (hasFocus) this.focus(this.reached);
+  }
+
+  // Let the Tab key reach the box of a node, and no other box: the panel is one step away, whatever the size of the graph.
+  reach(index) {
+    const box = this.boxes[this.groupAt.get(index)] ?? this.boxes[0];
+    if (!box) return;
+    this.reachable?.setAttribute("tabindex", "-1");
+    this.reachable = box.element;
+    this.reachable.setAttribute("tabindex", "0");
+    this.reached = box.members.includes(index) ? index : box.members[0];
   }
 
   box(members, index, [x, y]) {
@@ -96,7 +127,7 @@ export class GraphPicture {
       {
         class: "node queued",
         transform: `translate(${(x - width / 2).toFixed(1)} ${(y - height / 2).toFixed(1)})`,
-        tabindex: "0",
+        tabindex: "-1",
         role: "button",
         "data-group": index,
       },
@@ -137,6 +168,7 @@ export class GraphPicture {
 
   open(index) {
     const { members } = this.boxes[index];
+    this.reach(members[0]);
     if (members.length === 1) this.onSelect(members[0]);
     else this.onExpand(members);
   }
@@ -226,10 +258,13 @@ export class GraphPicture {
       box.selected = place === chosen;
       box.element.classList.toggle("selected", box.selected);
     });
-    if (chosen !== undefined) this.reveal(chosen);
+    if (chosen === undefined) return;
+    this.reach(index);
+    this.reveal(chosen);
   }
 
   focus(index) {
+    this.reach(index);
     this.boxes[this.groupAt.get(index)]?.element.focus();
   }
 
@@ -241,17 +276,12 @@ export class GraphPicture {
     }
   }
 
-  // Move the focus along the edges with the arrow keys.
-  step(event, index) {
-    const back = event.key === "ArrowLeft" || event.key === "ArrowUp";
-    if (!back && event.key !== "ArrowRight" && event.key !== "ArrowDown") return;
-    event.preventDefault();
-    const next = this.edges.find(([from, to]) => (back ? to : from) === index);
-    if (next) {
-      const other = back ? next[0] : next[1];
-      this.reveal(other);
-      this.boxes[other].element.focus();
-    }
+  // Move the focus with an arrow key.
+  step(key, index) {
+    const next = neighbour(key, index, this);
+    if (next === undefined) return;
+    this.reveal(next);
+    this.focus(this.groups[next][0]);
   }
 
   reveal(index) {
@@ -302,11 +332,14 @@ export class GraphPicture {
     });
     this.svg.addEventListener("keydown", (event) => {
       const index = indexOf(event);
-      if (!index) return;
+      if (!index || event.altKey || event.ctrlKey || event.metaKey) return;
       if (event.key === "Enter" || event.key === " ") {
         event.preventDefault();
         this.open(Number(index));
-      } else this.step(event, Number(index));
+      } else if (event.key in ARROWS) {
+        event.preventDefault();
+        this.step(event.key, Number(index));
+      }
     });
     this.svg.addEventListener("wheel", (event) => {
       event.preventDefault();

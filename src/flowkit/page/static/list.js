@@ -2,7 +2,7 @@
 
 import { h, replace, setText, update } from "./dom.js";
 import { LiveList, PAGE } from "./polling.js";
-import { clock, duration, STATUSES, symbolOf, totalOf } from "./words.js";
+import { duration, moment, STATUSES, symbolOf, totalOf } from "./words.js";
 
 const CHOICES = [
   ["", "all"],
@@ -14,27 +14,26 @@ const CHOICES = [
 
 export class TaskList extends LiveList {
   async start() {
-    this.table = h("tbody", {});
+    this.rows = h("tbody", {});
     replace(
       this.main,
       h("h1", {}, "Tasks"),
       this.filters(),
       h("div", { class: "tasks-scroll", role: "region", tabindex: "0", "aria-label": "Tasks" }, h("table", { class: "tasks" },
         h("thead", {}, h("tr", {}, ["status", "task", "name", "started", "time", "reason"].map((each) => h("th", { scope: "col" }, each)))),
-        this.table)),
+        this.rows)),
       this.note,
       this.pages,
       h("p", { class: "note" }, "Everybody who may open this page sees all tasks of the database: tasks are not separated by tenant."),
     );
-    await this.follow();
+    await this.live.follow();
   }
 
   // Show what another address has, without taking the focus. Return false if it is not a list.
   go(query) {
     if (query.has("task") || query.has("view")) return false;
-    this.query = query;
+    this.read(query);
     this.showFilters();
-    this.refresh().catch(() => {}); // a refused token is reported when the list is read again
     return true;
   }
 
@@ -73,7 +72,7 @@ export class TaskList extends LiveList {
   }
 
   show({ tasks, more }) {
-    update(this.table, tasks.map((task) => this.row(task)));
+    update(this.rows, tasks.map((task) => this.row(task)));
     setText(this.note, tasks.length ? "" : this.nothing());
     this.showPages(more, "newer", "older");
   }
@@ -89,7 +88,7 @@ export class TaskList extends LiveList {
       h("td", {}, h("span", { class: `status ${task.status}` }, `${symbolOf(task.status)} ${STATUSES[task.status]?.word || task.status}`)),
       h("td", { class: "id" }, h("a", { href: `?${target}` }, task.task_id)),
       h("td", { class: "id" }, task.name || ""),
-      h("td", { class: "when" }, clock(task.started_at)),
+      h("td", { class: "when" }, moment(task.started_at)),
       h("td", { class: "number", title: totalOf(task) }, duration(task.seconds)),
       h("td", { class: "reason", title: task.reason }, task.reason && h("span", {}, task.reason)));
   }

@@ -4,7 +4,7 @@ import { get, ofTask } from "./api.js";
 import { NodeActions } from "./actions.js";
 import { copyButton, h, replace, update } from "./dom.js";
 import { AttemptLines } from "./lines.js";
-import { clock, duration, sentenceOf, STATUSES, symbolOf } from "./words.js";
+import { duration, moment, sentenceOf, STATUSES, symbolOf } from "./words.js";
 
 const PAGE = 20;
 const ATTEMPTS = 100;
@@ -32,6 +32,7 @@ export class NodePanel {
     this.node = node;
     this.skip = 0;
     this.shown = null;
+    this.row = null;
     this.loaded = null;
     this.debug = null;
     this.failedOnly = false;
@@ -56,7 +57,14 @@ export class NodePanel {
     else this.load();
   }
 
-  update(row, now = Date.now() / 1000) {
+  // Put the focus on the first action, or on their group while it is not known which ones there are.
+  enter() {
+    const actions = this.actions.element;
+    actions.tabIndex = -1;
+    (actions.querySelector("button") ?? actions).focus();
+  }
+
+  update(row, now) {
     if (!this.node || !row) return;
     this.tick(row, now);
     this.actions.update(row);
@@ -75,6 +83,7 @@ export class NodePanel {
 
   tick(row, now) {
     if (!this.node || !row) return;
+    this.now = now;
     const sentence = sentenceOf(row, now);
     update(this.state,
       h("p", {}, h("span", { class: `status ${row.status}` }, `${symbolOf(row.status)} ${STATUSES[row.status]?.word || row.status}`),
@@ -89,7 +98,7 @@ export class NodePanel {
       attempts.length > ATTEMPTS && h("p", { class: "note" }, `The latest ${ATTEMPTS} of ${attempts.length.toLocaleString()}:`),
       attempts.length ? h("ol", { class: "attempts" }, attempts.slice(-ATTEMPTS).map((each) => h("li", {},
         h("strong", {}, `${each.attempt}`), ` ${each.outcome}`,
-        each.began_at ? `, ${clock(each.began_at)}` : "",
+        each.began_at && [", ", moment(each.began_at)],
         each.began_at && each.ended_at ? `, ${duration(each.seconds)}` : "",
         each.worker ? `, ${each.worker}` : "",
         attempts.length > 1 && [" ", h("button", { class: "link", onclick: () => this.lines.choose(each.attempt) }, "log")],
@@ -113,7 +122,7 @@ export class NodePanel {
       this.debug = found.debug;
       const isOpen = new Map([...this.details.children].map((each) => [each.dataset.key, each.open]));
       update(this.details, value("Inputs", io, isOpen), value("Result", found.result, isOpen), value("Definition", definition, isOpen));
-      this.tick(this.row, Date.now() / 1000);
+      this.tick(this.row, this.now);
     } catch (error) {
       if (node !== this.node || turn !== this.loads) return;
       this.loaded = null; // the next update tries again

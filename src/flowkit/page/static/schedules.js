@@ -36,14 +36,13 @@ export class ScheduleList extends LiveList {
       this.pages,
       h("p", { class: "note" }, "No task: an earlier one ran, Temporal was down, the schedule was paused, or the task was purged. Such times are known since the last change of a schedule. Waiting: the task starts when an earlier one has ended. Refused: the graph or the params were not valid."),
     );
-    await this.follow();
+    await this.live.follow();
   }
 
   // Show what another address has. Return false if it is not a list of schedules.
   go(query) {
     if (query.has("task") || query.get("view") !== "schedules") return false;
-    this.query = query;
-    this.refresh().catch(() => {}); // a refused token is reported when the list is read again
+    this.read(query);
     return true;
   }
 

@@ -1,18 +1,18 @@
-// The state of a task as the messages of the server tell it. Pure.
+// The state of a task as the updates of the server tell it. Pure.
 
 export class TaskState {
   constructor() {
-    this.server = null;
+    this.server = "";
     this.poll = 0;
     this.at = 0;
-    this.ahead = 0; // Seconds by which the clock of the server is ahead of this one.
     this.task = null;
     this.rows = [];
     this.problem = null;
+    this.lostAt = null; // With a problem: when the server has last read the whole state.
     this.origin = undefined; // Which document it is: a task that was deleted may have been created again.
   }
 
-  // Take a message, and return the positions of the nodes that have changed; null if the message is old.
+  // Take an update, and return the positions of the nodes that have changed; null if the update is old, or says nothing new.
   take(message) {
     const isNew = message.server !== this.server;
     if (isNew && !message.whole) return null;
@@ -23,9 +23,9 @@ export class TaskState {
     this.server = message.server;
     this.poll = message.poll;
     this.at = message.at;
-    this.ahead = message.now - Date.now() / 1000;
     this.task = message.task;
     this.problem = message.problem;
+    this.lostAt = message.lost_at;
     this.rows.length = Math.min(this.rows.length, message.count);
     const changed = [];
     for (const [key, row] of Object.entries(message.nodes)) {

@@ -1,21 +1,20 @@
 // The page of one task: its graph or list of nodes, the timeline of attempts, the selected node, and the actions.
 
-import { ApiError, get, ofTask, stream } from "./api.js";
+import { get, ofTask } from "./api.js";
 import { ActionBar } from "./actions.js";
-import { byId, copyButton, h, replace, setText, setTitle, toast, update } from "./dom.js";
+import { copyButton, h, replace, setText, setTitle, toast, update } from "./dom.js";
 import { Explanation, pathOf } from "./explain.js";
 import { GraphPicture } from "./graph.js";
 import { collapse, isLarge } from "./groups.js";
 import { NodePanel } from "./panel.js";
+import { Live } from "./polling.js";
 import { TaskState } from "./state.js";
 import { Timeline } from "./timeline.js";
 import { clock, duration, ENDED, percent, sentenceOf, STATUSES, symbolOf, totalOf } from "./words.js";
 
 const ATTEMPTS_MS = 2000;
 const TICK_MS = 1000;
-const SHORTEST_PAUSE_MS = 200; // between two streams, of which the first was complete
-const SHORTEST_RETRY_MS = 500;
-const LONGEST_PAUSE_MS = 10_000;
+const UPDATE_MS = 10_000; // An update is asked for again after this time.
 const LISTED = 500;
 
 export class TaskPage {
@@ -30,15 +29,14 @@ export class TaskPage {
     this.state = new TaskState();
     this.expanded = new Set();
     this.selected = null;
-    this.connected = null;
-    this.lostAt = null;
     this.stopped = new AbortController();
+    this.live = new Live((signal) => this.readUpdate(signal), (update) => this.take(update), true);
   }
 
   // Show the task, whose structure is on its way.
   async start(structure) {
     this.frame();
-    this.follow();
+    this.live.follow().catch(this.onRefused);
     this.adopt(await structure);
     if (this.stopped.signal.aborted) return;
     this.timer = setInterval(() => this.tick(), TICK_MS);
@@ -230,50 +228,31 @@ export class TaskPage {
 
   // --- updates
 
-  async follow() {
-    let pause = SHORTEST_RETRY_MS;
-    while (!this.stopped.signal.aborted) {
-      try {
-        let empty = true;
-        for await (const message of stream(ofTask("stream", this.taskId), this.stopped.signal)) {
-          empty = false;
-          pause = SHORTEST_RETRY_MS;
-          this.setConnected(true);
-          this.take(message);
-        }
-        if (this.stopped.signal.aborted) return;
-        if (empty) throw new ApiError(0, "unreachable", "the server ends the updates at once");
-        this.state.server = null; // what follows must be whole
-        await new Promise((resolve) => setTimeout(resolve, SHORTEST_PAUSE_MS));
-      } catch (error) {
-        if (this.stopped.signal.aborted) return;
-        this.setConnected(false, error.name === "AbortError" ? "the server is silent" : error.message);
-        if (error.status === 401) this.onRefused(error);
-        if (error.status === 401 || error.status === 403 || error.status === 404) return;
-        this.state.server = null;
-        await new Promise((resolve) => setTimeout(resolve, pause));
-        pause = Math.min(LONGEST_PAUSE_MS, pause * 2);
-      }
-    }
+  readUpdate(signal) {
+    const { server, poll } = this.state;
+    return get(ofTask("updates", this.taskId, { server, poll }), signal, UPDATE_MS);
   }
 
+  // Take an update, and return when the next one follows, and why the server cannot read the state.
   take(message) {
     const { task: before, origin } = this.state;
     const changed = this.state.take(message);
-    if (changed === null) return;
-    if (!this.structure) return;
-    const isOther = before !== null && message.origin !== origin;
-    const runsAgain = before?.closed && !this.state.task.closed;
-    const isMore = message.count && message.count !== this.structure.nodes.length;
-    const isRenamed = changed.some((index) => this.state.rows[index].node_id !== this.structure.nodes[index]?.node_id);
+    if (changed !== null && this.structure) this.follow(changed, before, message.whole, before !== null && message.origin !== origin);
+    return { pause: message.again_sec, problem: this.state.problem };
+  }
+
+  follow(changed, before, whole, isOther) {
+    const { task, rows } = this.state;
+    const runsAgain = before?.closed && !task.closed;
+    const isMore = rows.length && rows.length !== this.structure.nodes.length;
+    const isRenamed = changed.some((index) => rows[index].node_id !== this.structure.nodes[index]?.node_id);
     if (isOther || runsAgain || isMore || isRenamed) this.structureStale = true;
     if (this.structureStale) this.refreshStructure();
     this.attemptsStale = true;
     this.variablesStale = true;
-    if (before?.status !== this.state.task.status) this.showTitle();
-    this.showConnection();
+    if (before?.status !== task.status) this.showTitle();
     if (document.hidden) this.stale = true;
-    else this.show(message.whole ? null : changed);
+    else this.show(whole ? null : changed);
   }
 
   // Show the state. `changed` are positions of nodes; null means all.
@@ -328,31 +307,13 @@ export class TaskPage {
     }
   }
 
-  setConnected(connected, why = "") {
-    if (connected === this.connected) return;
-    this.connected = connected;
-    this.lostAt = connected ? null : Date.now() / 1000;
-    this.lostWhy = why;
-    this.showConnection();
-  }
-
-  // A connection to a server that cannot read the state shows nothing live either; the headline says why.
-  showConnection() {
-    const problem = this.connected && this.state.problem;
-    const text = this.connected ? "live" : `not live since ${clock(this.lostAt)}: ${this.lostWhy}`;
-    document.body.classList.toggle("lost", !this.connected || Boolean(problem));
-    const shown = problem ? "not live" : text;
-    if (byId("connection").textContent !== shown) setText(byId("connection"), shown);
-  }
-
-  // Clocks stand still without a connection, or while the server cannot read: nobody knows what happens meanwhile.
+  // Clocks also stand still while the server cannot read: nobody knows what happens meanwhile.
   get now() {
-    if (this.state.problem) return this.state.at;
-    return (this.lostAt ?? Date.now() / 1000) + this.state.ahead;
+    return this.state.problem === null ? this.live.now : this.state.at;
   }
 
   tick() {
-    if (!this.state.task || !this.connected || document.hidden) return;
+    if (!this.state.task || document.hidden) return;
     if (this.structureStale) this.refreshStructure();
     this.showHeadline();
     if (this.selected !== null) this.panel.tick(this.described(this.selected), this.now);
@@ -361,7 +322,7 @@ export class TaskPage {
   }
 
   showHeadline() {
-    const { task, rows, problem, at } = this.state;
+    const { task, rows, problem, at, lostAt } = this.state;
     const counts = new Map();
     for (const row of rows.filter(Boolean)) counts.set(row.status, (counts.get(row.status) || 0) + 1);
     const since = task.closed ? 0 : Math.max(0, this.now - at);
@@ -383,7 +344,7 @@ export class TaskPage {
       waiting.length ? h("p", { class: "decides" }, `◆ ${waiting.length === 1 ? "one node waits" : `${waiting.length} nodes wait`} for a decision: `,
         waiting.slice(0, 5).map((row, place) => [place ? ", " : "", h("button", { class: "link", "data-key": row.node_id, onclick: () => this.choose(this.places.get(row.node_id)) }, row.node_id)]),
         waiting.length > 5 && `, and ${waiting.length - 5} more`) : null,
-      problem && h("p", { class: "reason", role: "alert" }, `Not live since ${clock(at)}: ${problem}`));
+      problem && h("p", { class: "reason", role: "alert" }, `Not live since ${clock(lostAt)}: ${problem}`));
   }
 
   // --- attempts
@@ -472,10 +433,16 @@ export class TaskPage {
     else toast(`No node has “${id}” in its id.`, "error");
   }
 
-  // Select a node as a step of the user.
+  // Select a node as a step of the user. One that is selected already leads to its actions.
   choose(index) {
+    if (this.selected === index) {
+      this.panel.enter();
+      return;
+    }
     this.address({ node: this.structure.nodes[index].node_id }, true);
     this.select(index);
+    // On a narrow screen, the panel is below the graph.
+    if (getComputedStyle(this.side.parentElement).flexDirection === "column") this.side.scrollIntoView();
   }
 
   select(index) {
@@ -515,8 +482,7 @@ export class TaskPage {
     this.graph.close();
     this.actions.stop();
     this.panel.empty();
-    setText(byId("connection"), "");
-    document.body.classList.remove("lost");
+    this.live.stop();
   }
 }
 
@@ -528,8 +494,10 @@ function values(title, given) {
 }
 
 function legend() {
+  const keys = { "arrow keys": "go along the edges, and to the nodes beside", Enter: "selects a node; once more, it leads to its actions" };
   const edges = { plain: "starts when the other has finished", streaming: "starts on its first batch", conditional: "a condition decides", success: "after success", failure: "after a failure", "not-taken": "will not start its target", critical: "★ on the critical path, with the share of the time of the task" };
   return h("div", {},
     h("ul", {}, Object.entries(STATUSES).map(([status, { symbol, word }]) => h("li", {}, h("span", { class: `status ${status}` }, `${symbol} ${word}`)))),
-    h("ul", {}, Object.entries(edges).map(([kind, text]) => h("li", {}, h("span", { class: `swatch ${kind}` }), `${kind.replace("-", " ")}: ${text}`))));
+    h("ul", {}, Object.entries(edges).map(([kind, text]) => h("li", {}, h("span", { class: `swatch ${kind}` }), `${kind.replace("-", " ")}: ${text}`))),
+    h("ul", {}, Object.entries(keys).map(([key, text]) => h("li", {}, h("kbd", {}, key), ` ${text}`))));
 }

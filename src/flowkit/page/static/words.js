@@ -1,5 +1,7 @@
 // How states and times read. Each status has a word and a symbol; color only repeats what they say.
 
+import { h } from "./dom.js";
+
 export const STATUSES = {
   queued: { symbol: "○", word: "queued" },
   deferred: { symbol: "◷", word: "waits" },
@@ -15,13 +17,17 @@ export const ENDED = new Set(["finished", "failed", "cancelled", "skipped"]);
 
 export const symbolOf = (status) => (STATUSES[status] || { symbol: "?" }).symbol;
 
+// A duration in its two largest units: 60 ms, 2.5 s, 45 s, 1 min 5 s, 2 h 0 min, 3 d 4 h. It is rounded before it is cut into units.
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 60) return `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
-  return `${Math.floor(seconds / 86400)} d ${Math.round((seconds % 86400) / 3600)} h`;
+  const [ms, tenths] = [Math.round(seconds * 1000), Math.round(seconds * 10)];
+  if (ms < 1000) return `${Math.max(0, ms)} ms`;
+  if (tenths < 100) return `${(tenths / 10).toFixed(1)} s`;
+  const rounded = (unit) => Math.round(seconds / unit);
+  if (rounded(1) < 60) return `${rounded(1)} s`;
+  if (rounded(1) < 3600) return `${Math.floor(rounded(1) / 60)} min ${rounded(1) % 60} s`;
+  if (rounded(60) < 1440) return `${Math.floor(rounded(60) / 60)} h ${rounded(60) % 60} min`;
+  return `${Math.floor(rounded(3600) / 24)} d ${rounded(3600) % 24} h`;
 }
 
 // How long all runs of a task took, if it has run again; empty otherwise. Its own duration is that of the latest run.
@@ -34,10 +40,26 @@ export function percent(share) {
   return rounded || !share ? `${rounded} %` : "<1 %";
 }
 
-export function clock(moment) {
-  if (!moment) return "";
-  const at = typeof moment === "number" ? new Date(moment * 1000) : new Date(moment);
-  return Number.isNaN(at.getTime()) ? "" : at.toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
+// Return a time, in seconds since the epoch or as a text, as a Date; null if there is none.
+function dateOf(given) {
+  const at = given ? new Date(typeof given === "number" ? given * 1000 : given) : null;
+  return at && !Number.isNaN(at.getTime()) ? at : null;
+}
+
+const local = (at) => at.toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
+const utc = (at) => `${at.toISOString().slice(0, 19).replace("T", " ")} UTC`;
+
+// A time for a sentence: local, and in UTC where that is another one. Empty if there is none.
+export function clock(given) {
+  const at = dateOf(given);
+  if (!at) return "";
+  return at.getTimezoneOffset() ? `${local(at)} (${utc(at).slice(11)})` : local(at);
+}
+
+// A time for a table: local, with UTC as its title. Empty if there is none.
+export function moment(given) {
+  const at = dateOf(given);
+  return at && h("time", { datetime: at.toISOString(), title: utc(at) }, local(at));
 }
 
 // A time in a time zone; in UTC if this browser does not know the zone.
