@@ -127,6 +127,10 @@ async def test_an_unchanged_document_of_an_ended_task_is_read_once(stage: Stage,
 
     await eventually(has_looked)
     assert stage.catalog.reads["document"] == 1
+    stage.catalog.is_down = True
+    lost = await Follower(tasks, "ended").with_problem(some=True)
+    assert lost.lost_at is not None
+    assert lost.lost_at > lost.at
 
 
 async def test_an_unchanged_document_of_an_open_task_is_read_once_also_without_temporal(

@@ -127,6 +127,8 @@ async def test_history_is_whole_only_with_the_first_run(name: str, complete: boo
 def test_an_epoch_that_a_reset_has_reserved_is_no_attempt() -> None:
     ran = AttemptView(node_id="a", attempt=1, scheduled_at=1.0, ended_at=2.0, outcome=AttemptOutcome.FINISHED)
     assert merge([ran], [], document(status="queued")) == [ran]
+    skipped = document(status="skipped", finished_at=datetime.fromtimestamp(9.0, UTC))
+    assert merge([ran], [], skipped) == [ran]
     waiting = AttemptView(node_id="a", attempt=2, outcome=AttemptOutcome.WAITING)
     assert [each.attempt for each in merge([ran, waiting], [], document(status="queued"))] == [1, 2]
 

@@ -49,7 +49,7 @@ from flowkit.reading.state import LOOK_UP_TIMEOUT
 from flowkit.reading.timeline import explain_task, to_json
 from flowkit.schedules import Schedules
 from flowkit.server.errors import HttpError
-from flowkit.server.openapi import Operation, mongo_unavailable, operation_routes, parse_params
+from flowkit.server.openapi import HEADERS, Operation, mongo_unavailable, operation_routes, parse_params
 from flowkit.server.rights import HttpRoute
 from flowkit.server.rpc import Params
 from flowkit.server.tokens import Right
@@ -655,8 +655,7 @@ class PageApi:
         """Return what has changed in a task since the poll that the page knows, as `Update.message` has it."""
         query = parse_params(UpdateQuery, dict(request.query_params), strict=False)
         update = await _answered(self._live.update(query.task_id, query.server, query.poll))
-        headers = {"cache-control": "no-store"}
-        return Response(update.message(time.time()), media_type="application/json", headers=headers)
+        return Response(update.message(time.time()), media_type="application/json", headers=HEADERS)
 
 
 def _schedule_line(view: ScheduleView, times: Sequence[NominalTime]) -> ScheduleLine:

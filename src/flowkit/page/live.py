@@ -83,7 +83,7 @@ class Update:
     problem: str | None = None
     """Why the state could not be read. The rest is then the last known state."""
     lost_at: float | None = None
-    """With a problem: when the whole state was last read, in seconds since the epoch."""
+    """With a problem: when it was last known that the state is that of now, in seconds since the epoch."""
 
     @cached_property
     def _text(self) -> str:
@@ -105,7 +105,7 @@ class _State:
     origin: str | None = None
     at: float = 0.0
     live_at: float = 0.0
-    """When the state was last read without a problem."""
+    """When it was last known that the state is that of now."""
     problem: str | None = None
 
     def clear(self) -> None:
@@ -260,6 +260,8 @@ class Feed:
         open_or_failed = not self._state.task["closed"] or self._state.problem is not None
         is_due = open_or_failed and time.monotonic() > self._read_at + _LOOK_AGAIN_SEC
         if not (is_new or is_due or self._unsettled):
+            if self._state.problem is None:
+                self._state.live_at = time.time()
             return
         if is_new or self._unsettled:
             self._reader, self._stored_view = None, None

@@ -344,8 +344,11 @@ def merge(
 
 
 def _is_reserved(attempt: AttemptView) -> bool:
-    """Return whether an attempt is only an epoch that a reset of its node has reserved: nothing has ever begun it."""
-    times = (attempt.scheduled_at, attempt.started_at, attempt.accepted_at, attempt.ended_at)
+    """Return whether an attempt is only an epoch that a reset of its node has reserved: nothing has ever begun it.
+
+    A node that is skipped or cancelled before its next attempt has an end all the same.
+    """
+    times = (attempt.scheduled_at, attempt.started_at, attempt.accepted_at)
     return attempt.outcome is AttemptOutcome.UNKNOWN and all(at is None for at in times)
 
 

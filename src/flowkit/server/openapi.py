@@ -37,7 +37,7 @@ MAX_PROBLEMS: Final = 5
 RETRY_SEC: Final = 1
 """After this time, a client can repeat a call that failed because MongoDB was unavailable."""
 
-_HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
+HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff"}
 """Browsers keep no copy of what is known about tasks on their disks, and take it for nothing but JSON."""
 
 _COMMON_ERRORS: Final[Mapping[int, str]] = {
@@ -119,7 +119,7 @@ def _endpoint(operation: Operation, api: object) -> Callable[[Request], Awaitabl
         caller: Caller = request.user
         given = Given(caller=caller, **_parameters(operation, request), body=await _body(operation, request))
         content = dumps(await _call(operation, api, given))
-        return Response(content, headers=_HEADERS, media_type="application/json")
+        return Response(content, headers=HEADERS, media_type="application/json")
 
     return respond
 

@@ -85,7 +85,9 @@ async def test_nodes_change_while_a_task_runs_and_a_held_node_is_decided_on_the_
 async def test_a_restarted_server_is_followed_by_the_state_of_now(
     harness: Harness, start_page: Callable[..., Awaitable[PageProcess]], page: Page
 ) -> None:
-    """The page says since when it is not live, and then shows what happened meanwhile."""
+    """The page says since when it is not live, and then shows what happened meanwhile. It is not live, either, once
+    the document is deleted, although Temporal still has the workflow.
+    """
     gated = Gated()
     await harness.engine()
     await harness.worker({"gated": gated})
@@ -102,6 +104,9 @@ async def test_a_restarted_server_is_followed_by_the_state_of_now(
     await start_page(port)
     await expect(box(page, "b")).to_have_class(re.compile("finished"))
     await expect(page.locator("#connection")).to_have_text("live")
+    await harness.db.tasks.delete_one({"id": task_id})
+    await expect(page.get_by_role("alert")).to_contain_text("the task no longer exists")
+    await expect(page.locator("#connection")).to_have_text("not live")
 
 
 async def test_no_content_of_a_task_is_read_as_markup(

@@ -6,7 +6,7 @@ import { clock } from "./words.js";
 
 export const PAGE = 50;
 const EVERY_SEC = 2;
-const SILENT_SEC = 7; // Beyond this time without a response, what is shown is not live.
+const SILENT_SEC = 6; // Beyond this time without a response, what is shown is not live.
 const RUNS_ON_SEC = 2; // For so long, clocks run on without news.
 
 // Reads again and again, and says in the head of the page since when it is not live.

@@ -8,7 +8,7 @@ export class TaskState {
     this.task = null;
     this.rows = [];
     this.problem = null;
-    this.lostAt = null; // With a problem: when the server has last read the whole state.
+    this.lostAt = null; // With a problem: when it was last known that the state is that of now.
     this.origin = undefined; // Which document it is: a task that was deleted may have been created again.
   }
 
