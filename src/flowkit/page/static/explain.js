@@ -1,6 +1,6 @@
 // Where the time of a task went. It is read when someone asks for it, and never by itself: each read costs Temporal a history.
 
-import { get, ofTask, serverNow } from "./api.js";
+import { get, ofTask } from "./api.js";
 import { h, replace } from "./dom.js";
 import { clock, duration, percent, STATUSES, symbolOf, totalOf } from "./words.js";
 
@@ -63,7 +63,7 @@ export class Explanation {
     if (!this.found) replace(this.container, h("p", { class: "note", role: "status" }, "reading the history of the task…"));
     try {
       this.found = await get(ofTask("explanation", this.taskId), this.signal);
-      this.readAt = serverNow();
+      this.readAt = Date.now() / 1000;
       this.show();
     } catch (error) {
       if (error.name === "AbortError") return;
