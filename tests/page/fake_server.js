@@ -3,26 +3,27 @@
   const real = window.fetch;
   const gates = {};
   const waits = {};
-  const node = (node_id, more = {}) => ({ node_id, role: "quick", function: null, parallel: 1, is_map: false, when: null, ...more });
+  const node = (node_id, more = {}) => ({ node_id, role: "quick", function: null, parallel: 1, is_map: false, when: null, sets_aside: false, prerequisites: [], ...more });
   const fake = (window.fake = {
     status: {}, // by call: the status of its responses, if it is an error
     calls: [],
+    bodies: {}, // by call: what its requests have sent
     streams: [],
     returns: {
       session: { actor: "7", may_operate: true, read_only: false, web_ui: null, namespace: "default", database: "flowkit", version: "1", actions: [] },
       tasks: { tasks: [], more: false },
       schedules: { schedules: [], more: false },
-      "task/attempts": { attempts: [], complete: true },
-      "task/logs": { kept: true, lines: [], earlier: false, later: false, end: "" },
+      "task/attempts": { attempts: [], waits: [], complete: true },
+      "task/logs": { kept: true, lines: [], earlier: false, later: false, end: "", command: "flowkit logs a --task t --attempt 1" },
       "task/variables": { variables: {} },
       "task/batches": { batches: [], total: 0, skip: 0 },
-      "task/node": { node_id: "a", definition: { io: null }, result: {}, batches: 0, failed_batches: 0, debug: null },
+      "task/node": { node_id: "a", definition: { io: null }, asks: "", result: {}, batches: 0, failed_batches: 0, debug: null },
       "task/explanation": { task_id: "t", status: "running", open: true, began_at: "", seconds: 0, total_seconds: 0, parts: {}, path: [], speed_ups: [], reason: null, waits_for: "", set_aside: [], missing: [] },
     },
-    // Set the graph: a chain of these nodes.
-    graph(ids, name = "nightly") {
+    // Set the graph: a chain of these nodes. `more` has further fields of some of them.
+    graph(ids, name = "nightly", more = {}) {
       const edges = ids.slice(1).map((_, index) => [index, index + 1, "plain"]);
-      fake.returns["task/graph"] = { task_id: "t", name, run_id: null, queue: null, params: { day: "today" }, nodes: ids.map((id) => node(id)), edges, conditions: {} };
+      fake.returns["task/graph"] = { task_id: "t", name, run_id: null, queue: null, params: { day: "today" }, nodes: ids.map((id) => node(id, more[id])), edges, conditions: {} };
       fake.ids = ids;
     },
     // Hold the responses of a call until `release`.
@@ -52,6 +53,7 @@
     if (!String(path).startsWith("api/v1/")) return real(path, options);
     const call = path.slice(7).split("?")[0];
     fake.calls.push(call);
+    if (options.body) (fake.bodies[call] ||= []).push(JSON.parse(options.body));
     await waits[call];
     const status = fake.status[call] || 200;
     if (status !== 200) return new Response(JSON.stringify({ error: { code: "refused", message: `refused with ${status}` } }), { status });

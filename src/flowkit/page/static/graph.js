@@ -90,6 +90,7 @@ export class GraphPicture {
   box(members, index, [x, y]) {
     const [width, height] = this.sizes[index];
     const symbol = s("text", { class: "symbol", x: 10, y: 18 });
+    const aside = s("text", { class: "aside-mark", x: width - 6, y: 18, "text-anchor": "end" });
     const tip = s("title", {});
     const element = s(
       "g",
@@ -103,12 +104,13 @@ export class GraphPicture {
       members.length > 1 ? s("rect", { class: "behind", x: 4, y: -4, width, height, rx: 6 }) : null,
       s("rect", { class: "body", width, height, rx: 6 }),
       symbol,
+      aside,
     );
     for (const member of members) this.groupAt.set(member, index);
     // The tooltip exists only under the pointer: it would be a second text beside the label.
     element.addEventListener("pointerenter", () => element.prepend(tip));
     element.addEventListener("pointerleave", () => tip.remove());
-    return { element, symbol, tip, width, height, members, title: this.titles[index], share: null };
+    return { element, symbol, aside, tip, width, height, members, title: this.titles[index], share: null };
   }
 
   // Add the texts of a box. A box that is too small to read them, or out of view, has none.
@@ -159,6 +161,7 @@ export class GraphPicture {
     const decides = rows.some((row) => row.awaits_decision);
     box.element.setAttribute("class", `node ${status}${decides ? " decides" : ""}${box.selected ? " selected" : ""}${box.hidden ? " gone" : ""}${box.share === null ? "" : " on-path"}`);
     setText(box.symbol, decides ? "◆" : symbolOf(status));
+    setText(box.aside, rows.some((row) => row.failed_batches) ? "⊟" : "");
     const counts = countsOf(rows);
     const [row] = rows;
     const single = box.members.length === 1;

@@ -13,6 +13,8 @@ export const STATUSES = {
 
 export const ENDED = new Set(["finished", "failed", "cancelled", "skipped"]);
 
+const RUNS = new Set(["running", "cancelling"]);
+
 export const symbolOf = (status) => (STATUSES[status] || { symbol: "?" }).symbol;
 
 export function duration(seconds) {
@@ -22,6 +24,13 @@ export function duration(seconds) {
   if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
   if (seconds < 86400) return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
   return `${Math.floor(seconds / 86400)} d ${Math.round((seconds % 86400) / 3600)} h`;
+}
+
+// How long an attempt, or the latest one of a node, took or has been running; null if that is unknown. Times of attempts
+// on the page have no other formula.
+export function secondsOf({ began_at: began, ended_at: ended, outcome, status }, now) {
+  const until = RUNS.has(outcome ?? status) ? now : ended;
+  return began && until ? Math.max(0, until - began) : null;
 }
 
 // How long all runs of a task took, if it has run again; empty otherwise. Its own duration is that of the latest run.
@@ -39,6 +48,9 @@ export function clock(moment) {
   const at = typeof moment === "number" ? new Date(moment * 1000) : new Date(moment);
   return Number.isNaN(at.getTime()) ? "" : at.toLocaleString(undefined, { dateStyle: "short", timeStyle: "medium" });
 }
+
+// The time of day of a moment, which is given in seconds since the epoch.
+export const timeOfDay = (moment) => new Date(moment * 1000).toLocaleTimeString(undefined, { timeStyle: "medium" });
 
 // A time in a time zone; in UTC if this browser does not know the zone.
 export function instant(text, zone) {
