@@ -149,7 +149,10 @@ fake.returns["task/attempts"].waits = [
   { node_id: "c", part: "people", since: hour, until: null },
 ];
 fake.running = [{ status: "running", attempt: 2, began_at: hour }, {}, { status: "deferred", waits_for: "a decision" }];
-fake.returns.tasks.tasks = [{ task_id: "t", status: "running", name: "n", started_at: "", finished_at: null, seconds: 3725, total_seconds: 7325, reason: null }];
+fake.returns.tasks.tasks = [{
+  task_id: "t", status: "running", name: "n", started_at: "", finished_at: null, reason: null,
+  seconds: 3725, total_seconds: 7325,
+}];
 """
 HOUR = "1 h 2 min"
 """How long the running attempt has run, wherever it is shown."""
@@ -201,21 +204,17 @@ async def test_the_timeline_has_an_axis_the_waits_and_now(fake: Open) -> None:
     lines = await page.evaluate("""[...document.querySelectorAll('.timeline-marks .now, .bar.running')]
       .map((each) => each.getBoundingClientRect().right)""")
     assert abs(lines[0] - lines[1]) < 6
-    assert await serious(page) == []
-    await page.evaluate(
-        "fake.send(2, [{ status: 'finished', attempt: 2 }, {}, {}], { task: { status: 'failed', closed: true } })"
-    )
+    end = "{ task: { status: 'failed', closed: true } }"
+    await page.evaluate(f"fake.send(2, [{{ status: 'finished', attempt: 2 }}, {{}}, {{}}], {end})")
     await expect(axis.locator(".now")).to_have_count(0)
 
 
 async def test_batches_that_are_set_aside_are_on_the_node_and_named_in_the_head(fake: Open) -> None:
-    """Also of a graph that is too small to read, and of a group."""
+    """Also in a picture that is too small to read."""
     page = await fake("fake.graph(Array.from({ length: 40 }, (_, index) => `node-${index}`));")
     await page.evaluate("fake.send(1, { 7: { status: 'finished', attempt: 1, failed_batches: 1200 } })")
     mark = page.locator('g.node[aria-label^="node-7,"] .aside-mark')
     await expect(mark).to_have_text("⊟")
-    for _ in range(9):
-        await page.get_by_role("button", name="Zoom out").click()
     await expect(page.locator("svg.graph.far")).to_be_visible()
     await expect(mark).to_be_visible()
     line = page.locator(".headline .aside")
@@ -225,7 +224,8 @@ async def test_batches_that_are_set_aside_are_on_the_node_and_named_in_the_head(
 
 
 KINDS = """
-fake.graph(["a", "b", "c"], "nightly", { a: { sets_aside: true }, b: { role: "approval" }, c: { prerequisites: ["data:eu"] } });
+const kinds = { a: { sets_aside: true }, b: { role: "approval" }, c: { prerequisites: ["data:eu"] } };
+fake.graph(["a", "b", "c"], "nightly", kinds);
 fake.status["task/actions/skip_node"] = 409;
 """
 
@@ -290,17 +290,18 @@ async def test_an_approval_shows_its_question(fake: Open) -> None:
     await expect(page.locator("aside .question")).to_have_text(f"Asks: {asks}")
 
 
-async def test_the_command_for_all_lines_has_the_ids_of_task_node_and_attempt(fake: Open) -> None:
-    many = """
-    fake.returns["task/logs"].lines = Array.from({ length: 2100 }, (_, at) => (
-      { at, level: "INFO", logger: "x", text: "line", batch_uid: "", worker_id: "w", shard: 0, left_out: 0, place: `${at}` }));
-    """
-    page = await fake(many, node="a")
-    await page.evaluate(f"fake.send(1, {RUNNING})")
-    note = page.get_by_role("complementary").get_by_text("flowkit logs a --task t --attempt 1")
-    await expect(note).to_be_visible()
-    await page.get_by_role("button", name="Copy the command that prints all lines").click()
-    await expect(page.locator(".toast").first).to_be_visible()
+ALL_LINES = """async () => {
+  const { AttemptLines } = await import("/static/lines.js");
+  const lines = new AttemptLines("t", { node_id: "a" });
+  lines.cut = true;
+  lines.append({ kept: true, lines: [], earlier: true, end: "", command: "flowkit logs a --task t --attempt 1" });
+  return lines.note.textContent;
+}"""
+
+
+async def test_the_command_for_all_lines_is_that_of_the_server(fake: Open) -> None:
+    page = await fake()
+    assert "; flowkit logs a --task t --attempt 1 " in await page.evaluate(ALL_LINES)
 
 
 @pytest.mark.parametrize(
@@ -318,20 +319,28 @@ async def test_tabs_of_tasks_with_the_same_graph_can_be_told_apart(
     await expect(page).to_have_title(title)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+STATES = """
+fake.states = [
+  { status: "failed", attempt: 2, note: "x", failed_batches: 2, set_aside_text: "2 batches are set aside" },
+  { status: "running", attempt: 1, began_at: 1 },
+  { status: "deferred", awaits_decision: true, waits_for: "a decision" },
+];
+fake.head = { task: { paused: ["task paused by ada"], reason: "because", total_seconds: 90 } };
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
 async def test_no_view_has_a_serious_fault_of_accessibility(fake: Open, scheme: Any) -> None:
     """With a node that is selected, of each kind of state; the lists; and a dialog over them."""
-    page = await fake(EXPLANATION + TIMES + SCHEDULES, node="a")
+    page = await fake(EXPLANATION + TIMES + SCHEDULES + STATES, node="a")
     await page.emulate_media(color_scheme=scheme)
-    await page.evaluate("""fake.send(1, [{ status: 'failed', attempt: 2, note: 'x', failed_batches: 2, set_aside_text: 'two' },
-      { status: 'running', attempt: 1, began_at: 1 }, { status: 'deferred', awaits_decision: true, waits_for: 'a decision' }],
-      { task: { paused: ['task paused by ada'], reason: 'because', total_seconds: 90 } })""")
-    await expect(
-        page.get_by_role("group", name="Actions of the node").get_by_role("button").first
-    ).to_be_visible()
+    await page.evaluate("fake.send(1, fake.states, fake.head)")
+    group = page.get_by_role("group", name="Actions of the node")
+    await expect(group.get_by_role("button").first).to_be_visible()
     for view in ("Graph", "List", "Timeline", "Explain", "Variables"):
         await page.get_by_role("button", name=view, exact=True).click()
-        await expect(page.locator(f'[data-view="{view.lower()}"]')).to_have_attribute("aria-pressed", "true")
+        shown = page.locator(f'[data-view="{view.lower()}"]')
+        await expect(shown).to_have_attribute("aria-pressed", "true")
         assert await serious(page) == [], view
     await page.locator(".legend summary").click()
     await page.get_by_role("button", name="Pause").click()

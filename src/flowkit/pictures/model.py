@@ -160,7 +160,10 @@ def _describe_role(node: GraphNode) -> str:
 
 
 def _describe_state(row: NodeRow, above: int) -> str:
-    """Return the state of a node in words, the longest ones last. `above` is the number of batches that it can have so far; 0 if unknown."""
+    """Return the state of a node in words, the longest ones last.
+
+    `above` is the number of batches that it can have so far; 0 if unknown.
+    """
     attempt = f"attempt {row.attempt:,}" if row.attempt > 1 else ""
     decides = "waits for a decision" if row.awaits_decision else ""
     shards = ", ".join(row.shards.split(", ")[:2])
