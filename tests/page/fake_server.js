@@ -13,12 +13,12 @@
       session: { actor: "7", may_operate: true, read_only: false, web_ui: null, namespace: "default", database: "flowkit", version: "1", actions: [] },
       tasks: { tasks: [], more: false },
       schedules: { schedules: [], more: false },
-      "task/attempts": { attempts: [], waits: [], complete: true },
+      "task/attempts": { attempts: [], waits: [], read_at: 1e12, complete: true },
       "task/logs": { kept: true, lines: [], earlier: false, later: false, end: "", command: "flowkit logs a --task t --attempt 1" },
       "task/variables": { variables: {} },
       "task/batches": { batches: [], total: 0, skip: 0 },
       "task/node": { node_id: "a", definition: { io: null }, asks: "", result: {}, batches: 0, failed_batches: 0, debug: null },
-      "task/explanation": { task_id: "t", status: "running", open: true, began_at: "", seconds: 0, total_seconds: 0, parts: {}, path: [], speed_ups: [], reason: null, waits_for: "", set_aside: [], missing: [] },
+      "task/explanation": { task_id: "t", status: "running", open: true, began_at: "", read_at: 0, seconds: 0, total_seconds: 0, parts: {}, path: [], speed_ups: [], reason: null, waits_for: "", set_aside: [], missing: [] },
     },
     // Set the graph: a chain of these nodes. `more` has further fields of some of them.
     graph(ids, name = "nightly", more = {}) {

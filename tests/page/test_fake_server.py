@@ -27,7 +27,7 @@ RUNNING = "[{ status: 'running', attempt: 2 }, {}, {}]"
 
 EXPLANATION = """
 fake.returns["task/explanation"] = {
-  task_id: "t", status: "running", open: true, began_at: "", seconds: 100, total_seconds: 100,
+  task_id: "t", status: "running", open: true, began_at: "", read_at: 1767225600, seconds: 100, total_seconds: 100,
   parts: { work: 50, queue: 0, retry_waits: 43, database_and_temporal: 7 },
   path: [
     { node_id: null, since: 0, until: 2, parts: { database_and_temporal: 2 } },
@@ -101,6 +101,7 @@ async def test_an_explanation_is_read_when_asked_for_and_marks_the_critical_path
     await expect(region.get_by_role("row", name="retry waits 43 s 43 %")).to_be_visible()
     await expect(region.get_by_role("row", name="b 52 s 48 s retry waits 43 s, work 5.0 s")).to_be_visible()
     await expect(region.get_by_text("earlier pauses are unknown")).to_be_visible()
+    await expect(region.get_by_text(re.compile(r"^as of 1/1/26|^as of 12/31/25"))).to_be_visible()
     await expect(region.get_by_role("row", name="queue 0", exact=False)).to_have_count(0)
     assert await serious(page) == []
     before = await count(page, "task/explanation")
@@ -209,12 +210,28 @@ async def test_the_timeline_has_an_axis_the_waits_and_now(fake: Open) -> None:
     await expect(axis.locator(".now")).to_have_count(0)
 
 
+async def test_attempts_that_were_read_before_the_last_change_are_read_again(fake: Open) -> None:
+    """A server shares them for a while, and after the end of a task no news would ask for them."""
+    page = await fake(TIMES + 'fake.returns["task/attempts"].read_at = 0;', view="timeline")
+    await page.evaluate(
+        "fake.send(1, [{ status: 'failed', attempt: 2 }, {}, {}], { task: { status: 'failed', closed: true } })"
+    )
+    await expect(page.locator(".timeline-row")).to_have_count(3)
+    known = await count(page, "task/attempts")
+    await until(page, f"fake.calls.filter((each) => each === 'task/attempts').length > {known}")
+    ended = "{ attempts: [{ node_id: 'a', attempt: 2, outcome: 'failed', began_at: 5, ended_at: 9 }]"
+    await page.evaluate(
+        f"fake.returns['task/attempts'] = {ended}, waits: [], read_at: 1e12, complete: true }}"
+    )
+    await expect(page.locator(".timeline-row .took")).to_have_text("4.0 s")
+
+
 async def test_batches_that_are_set_aside_are_on_the_node_and_named_in_the_head(fake: Open) -> None:
     """Also in a picture that is too small to read."""
     page = await fake("fake.graph(Array.from({ length: 40 }, (_, index) => `node-${index}`));")
     await page.evaluate("fake.send(1, { 7: { status: 'finished', attempt: 1, failed_batches: 1200 } })")
     mark = page.locator('g.node[aria-label^="node-7,"] .aside-mark')
-    await expect(mark).to_have_text("⊟")
+    await expect(mark).to_have_text("⊟ 1,200")
     await expect(page.locator("svg.graph.far")).to_be_visible()
     await expect(mark).to_be_visible()
     line = page.locator(".headline .aside")

@@ -334,6 +334,9 @@ class AttemptsFound(PageResult):
         description="Of a whole task: when its nodes waited, in the parts of the explanation: `node_id`, `part`, "
         "`since`, and `until`, which is null while the wait lasts."
     )
+    read_at: float = Field(
+        description="When they were read, in seconds since the epoch: those of a whole task are shared for a while."
+    )
     complete: bool = Field(description="Whether Temporal still has the history, so that none is missing.")
 
 
@@ -357,6 +360,9 @@ class Explained(PageResult):
     status: TaskStatus
     open: bool = Field(description="Whether the times end now, because the task has not ended.")
     began_at: str
+    read_at: float = Field(
+        description="When it was read, in seconds since the epoch: results are shared for a while."
+    )
     seconds: float = Field(description="How long the latest run took, or has been open.")
     total_seconds: float = Field(description="The same since the task was created.")
     parts: dict[str, float] = Field(description="The parts of the time; they sum to `seconds`.")
@@ -552,12 +558,13 @@ class PageApi:
         return await self._read_attempts(task_id, node_id)
 
     async def _read_attempts(self, task_id: str, node_id: str | None = None) -> AttemptsFound:
+        read_at = time.time()
         found, complete, waits = await self._read_whole(task_id, node_id)
         now = time.time()
         attempts = [
             {**asdict(each), "began_at": each.began_at, "seconds": each.seconds(now)} for each in found
         ]
-        return AttemptsFound(attempts=attempts, waits=waits, complete=complete)
+        return AttemptsFound(attempts=attempts, waits=waits, read_at=read_at, complete=complete)
 
     async def _read_whole(
         self, task_id: str, node_id: str | None
@@ -598,7 +605,8 @@ class PageApi:
         return await self._explanations.get(given.query.task_id)
 
     async def _explain(self, task_id: str) -> Explained:
-        return Explained(**to_json(await explain_task(self._servers, task_id)))
+        explained = await explain_task(self._servers, task_id)
+        return Explained(**to_json(explained), read_at=explained.read_at)
 
     async def close(self) -> None:
         """End the reads that run."""

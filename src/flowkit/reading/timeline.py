@@ -115,8 +115,10 @@ class TaskExplanation:
     """Whether the times end now, because the task has not ended."""
     report: TimeReport
     """Of the latest run."""
+    read_at: float
+    """When it was read, in seconds since the epoch."""
     seconds: float
-    """How long the latest run took, or has been open, as lists say it."""
+    """How long the latest run took, or had been open then, as lists say it."""
     total_seconds: float
     """The same since the creation of the task: longer if it has run more than once."""
     waits_for: str
@@ -196,6 +198,7 @@ async def explain_task(servers: Servers, task_id: str) -> TaskExplanation:
         status=view.status,
         is_open=is_open,
         report=report,
+        read_at=found.read_at,
         seconds=view.seconds or 0.0,
         total_seconds=view.total_seconds or 0.0,
         waits_for=waits_for,

@@ -9,6 +9,7 @@ const CHAR = 7.2;
 const SMALL_CHAR = 6.2;
 const MIN_WIDTH = 120;
 const MAX_CHARS = 32;
+const ASIDE = 60; // Room for the number of batches that are set aside.
 const READABLE = 0.35; // Below this scale, boxes show only their symbol.
 const TINY = 0.12;
 const SETTLED = ["failed", "cancelling", "running", "deferred", "queued", "cancelled", "skipped", "finished"];
@@ -20,7 +21,8 @@ const titleOf = (nodes, members) => (members.length === 1 ? nodes[members[0]].no
 
 function widthOf(node, title, count, streams) {
   const below = count > 1 ? 24 : short(node.role).length + (streams ? 24 : 15);
-  return Math.max(MIN_WIDTH, Math.round((short(title).length + 3) * CHAR) + 24, Math.round(below * SMALL_CHAR) + 24);
+  const aside = node.sets_aside ? ASIDE : 0;
+  return Math.max(MIN_WIDTH, Math.round((short(title).length + 3) * CHAR) + 24 + aside, Math.round(below * SMALL_CHAR) + 24);
 }
 
 // The status of a group is the one of its nodes that needs most attention.
@@ -161,14 +163,14 @@ export class GraphPicture {
     const decides = rows.some((row) => row.awaits_decision);
     box.element.setAttribute("class", `node ${status}${decides ? " decides" : ""}${box.selected ? " selected" : ""}${box.hidden ? " gone" : ""}${box.share === null ? "" : " on-path"}`);
     setText(box.symbol, decides ? "◆" : symbolOf(status));
-    setText(box.aside, rows.some((row) => row.failed_batches) ? "⊟" : "");
     const counts = countsOf(rows);
     const [row] = rows;
     const single = box.members.length === 1;
     const above = single ? this.batchesAbove(box.members[0]) : 0;
     const aside = rows.reduce((sum, each) => sum + (each.failed_batches || 0), 0).toLocaleString();
     const parts = single ? [row.attempt > 1 ? `attempt ${row.attempt}` : "", batchesText(row, above)] : counts.map(([name, count]) => `${symbolOf(name)} ${count.toLocaleString()}`);
-    const text = [...parts, aside !== "0" && `⊟ ${aside}`].filter(Boolean).join(single ? ", " : "  ");
+    const text = short(parts.filter(Boolean).join(single ? ", " : "  "), Math.floor((box.width - 16) / SMALL_CHAR));
+    setText(box.aside, aside === "0" ? "" : `⊟ ${aside}`);
     const inWords = [...(single ? parts : counts.map(([name, count]) => `${count} ${name}`)), aside !== "0" && `${aside} set aside`].filter(Boolean);
     const words = [...(single ? [row.status] : []), ...inWords].join(", ");
     const path = box.share === null ? "" : `on the critical path, ${percent(box.share)} of the time`;

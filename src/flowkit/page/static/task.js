@@ -425,7 +425,8 @@ export class TaskPage {
   }
 
   async loadAttempts(node) {
-    const { attempts, waits, complete } = await get(ofTask("attempts", this.taskId, node ? { node } : {}), this.stopped.signal);
+    const { attempts, waits, read_at: at, complete } = await get(ofTask("attempts", this.taskId, node ? { node } : {}), this.stopped.signal);
+    if (at < this.state.at) this.attemptsStale = true; // they were read for somebody else, before the latest change
     this.attempts = { node, list: attempts, complete, rows: rowsOf(attempts, waits || [], (id) => this.places.get(id)) };
     this.showAttempts();
     this.showNodeAttempts();
