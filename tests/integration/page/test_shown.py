@@ -32,7 +32,7 @@ from tests.integration.chaos.operated import LargeDrawing, NativeOperatedDrawing
 from tests.integration.chaos.operators import Operator
 from tests.integration.chaos.plans import INLINE_ROLE, PRINTER, ROLES, TOUCH
 from tests.integration.chaos.tasks import drawn_task
-from tests.integration.harness import EVENT_TIMEOUT_SEC, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, wait_seconds
 from tests.integration.page.surfaces import PageReader, read_browser, read_truth
 from tests.page.browser import open_browser, open_page
 
@@ -185,10 +185,15 @@ class Watch:
                 await operator.act()
             elif again:
                 again = False
-                await operator.rerun([self._chance.choice(self._plan.nodes).node_id])
+                if await operator.rerun([self._chance.choice(self._plan.nodes).node_id]):
+                    await eventually(partial(self._runs_again, document.get("run_seq")))
             else:
                 return
             await wait_seconds(operator.pause)
+
+    async def _runs_again(self, run_seq: int | None) -> bool:
+        document = await self._checker.harness.document(self._plan.task_id)
+        return bool(document.get("run_seq") != run_seq)
 
     async def _step(self, reader: PageReader, handle: Any, page: Any, step: int) -> None:
         look = partial(read_truth, self._checker.harness.db, handle, self._plan.task_id)
@@ -214,7 +219,7 @@ class Watch:
     async def _compare_ends(self, reader: PageReader) -> None:
         """Compare the numbers of all surfaces exactly, and the attempts with those of Temporal's histories."""
         (listed,) = (await reader.list_line()).values()
-        (explained,) = (await reader.explanation()).values()
+        (explained,) = (await eventually(reader.explanation)).values()
         head = reader.head_and_nodes()["head"]
         for name in _OWN:
             if not listed[name] == explained[name] == head[name]:
