@@ -37,6 +37,7 @@ from flowkit.adapters.tasks.cancel_flags import (
     unset_of_flags,
 )
 from flowkit.adapters.tasks.fields import (
+    ATTEMPT_ENDED_AT,
     FAILURES,
     PAUSED,
     PINNED,
@@ -261,7 +262,7 @@ class AttemptEntry:
 
     def begin_unset(self) -> Fields:
         """Return the `$unset` of the attempt's first write: fields that an earlier end has left."""
-        left = ("finished_at", "skip_reason", *waits.FIELDS, PAUSED, *NODE_FLAGS)
+        left = ("finished_at", ATTEMPT_ENDED_AT, "skip_reason", *waits.FIELDS, PAUSED, *NODE_FLAGS)
         return {self.path_of(name): "" for name in left}
 
     def finish_set(self, at: float) -> Fields:

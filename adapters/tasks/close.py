@@ -15,6 +15,7 @@ from flowkit.adapters.tasks.record import (
     NODES_OF_ONE_UPDATE,
     REVISION,
     chunks,
+    ends_of_attempts,
     list_actions,
     node_fields,
     omitted_changes,
@@ -102,7 +103,13 @@ class Closing:
                 return
         removed = unset_of_decisions(close.nodes)
         fields = end_fields(close, stored_nodes, room) | _merged(last)
-        await self._tasks.update_one(own, {"$set": fields, **({"$unset": removed} if removed else {})})
+        kept = ends_of_attempts(close.nodes, close.at)
+        update = {
+            "$set": fields,
+            **({"$unset": removed} if removed else {}),
+            **({"$min": kept} if kept else {}),
+        }
+        await self._tasks.update_one(own, update)
 
 
 def _merged(changes: Any) -> Fields:

@@ -45,6 +45,10 @@ FAILURES = "failures"
 """The field of a node's entry with how many attempts of its generation had failed before the latest one began. Absent
 before an attempt has followed another one."""
 
+ATTEMPT_ENDED_AT = "attempt_ended_at"
+"""The field of a node's entry with when its latest attempt ended, if that has not finished the node: `finished_at` is
+when the node ended, such as after a decision about its failure."""
+
 PAUSED = "paused"
 """Field of a node that is paused and runs no attempt, if it follows a node with `max_ahead`."""
 
@@ -276,10 +280,7 @@ def opened_history(at: float) -> list[Fields]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskTimes:
-    """When a task was created, and when its latest run began and ended, in seconds since the epoch.
-
-    All durations of tasks that people see are computed here.
-    """
+    """When a task was created, and when its latest run began and ended, in seconds since the epoch."""
 
     created_at: float
     began_at: float
@@ -296,7 +297,15 @@ class TaskTimes:
         return self._until_end(self.created_at, now)
 
     def _until_end(self, since: float, now: float) -> float:
-        return round(max(0.0, (now if self.ended_at is None else self.ended_at) - since), 2)
+        return elapsed(since, now if self.ended_at is None else self.ended_at)
+
+
+def elapsed(since: float, until: float) -> float:
+    """Return the seconds between two times. All durations of tasks and attempts that people see come from here.
+
+    It is 0 if the clocks of two processes contradict each other, and has the milliseconds of stored dates.
+    """
+    return round(max(0.0, until - since), 3)
 
 
 def read_times(document: Mapping[str, Any]) -> TaskTimes | None:
@@ -310,6 +319,12 @@ def read_times(document: Mapping[str, Any]) -> TaskTimes | None:
         began_at=created_at if began_at is None else began_at,
         ended_at=utc(ended_at).timestamp() if isinstance(ended_at, datetime) else None,
     )
+
+
+def end_of_attempt(node: Mapping[str, Any]) -> datetime | None:
+    """Return when the latest attempt of a node ended: with its node, or before it."""
+    ended_at: datetime | None = node.get(ATTEMPT_ENDED_AT)
+    return node.get("finished_at") if ended_at is None else ended_at
 
 
 def _timestamp(text: Any) -> float | None:

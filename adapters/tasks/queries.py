@@ -25,12 +25,14 @@ from flowkit.adapters.mongo import (
 )
 from flowkit.adapters.shards import ShardProgress, ShardStore
 from flowkit.adapters.tasks.fields import (
+    ATTEMPT_ENDED_AT,
     INPUT_DIGEST,
     PINNED,
     SCHEDULED_AT,
     TIMES,
     WIRING,
     TaskTimes,
+    end_of_attempt,
     nodes_of,
     read_pins,
     read_times,
@@ -103,7 +105,7 @@ _EXTERNAL_RUN = {
 
 _RUN_FIELDS = (
     *("node_id", "attempt_epoch", "generation", "lease.worker_id", "lease.version"),
-    *("started_at", "finished_at"),
+    *("started_at", "finished_at", ATTEMPT_ENDED_AT),
 )
 _NODE_RUNS = {"_id": 0} | {f"graph.nodes.{name}": 1 for name in _RUN_FIELDS}
 _RUNNING = {**_NODE_RUNS, "id": 1, "graph.nodes.status": 1}
@@ -156,8 +158,8 @@ class LatestNodeRun:
     worker: str
     started_at: float | None
     """Unix time in seconds."""
-    finished_at: float | None
-    """When the node ended."""
+    ended_at: float | None
+    """When the attempt ended."""
     version: str = ""
     """Version of the handler; empty for functions and external workers."""
     generation: int = 0
@@ -670,7 +672,7 @@ def _node_run(node: dict[str, Any]) -> LatestNodeRun:
         version=lease.get("version") or "",
         generation=node.get("generation") or 0,
         started_at=_timestamp(node.get("started_at")),
-        finished_at=_timestamp(node.get("finished_at")),
+        ended_at=_timestamp(end_of_attempt(node)),
     )
 
 

@@ -20,6 +20,7 @@ from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import fits, moment, with_room
 from flowkit.adapters.tasks.cancel_flags import set_of_node_flag, set_of_task_flag
 from flowkit.adapters.tasks.fields import (
+    ATTEMPT_ENDED_AT,
     NODE_STATES,
     PAUSED,
     PAUSED_SCOPES,
@@ -48,6 +49,9 @@ ACTIONS, REVISION = "coordinator.actions", "coordinator.revision"
 
 SILENT = "silent"
 """The `liveness` of a task, and of its nodes, whose attempts send no heartbeats."""
+
+_WITHOUT_END = (NodeStatus.RUNNING, NodeStatus.CANCELLING, NodeStatus.FINISHED)
+"""Statuses of nodes whose attempts run, or have ended as their nodes did."""
 
 _logger = logging.getLogger("flowkit.store")
 
@@ -257,7 +261,12 @@ def _update(record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> 
     for node in nodes:
         condition |= _node_filter(node)
         fields = fields | node_fields(node, record.at, record.run_id)
-    return condition, {"$set": fields, **({"$unset": removed} if removed else {})}
+    kept = ends_of_attempts(nodes, record.at)
+    return condition, {
+        "$set": fields,
+        **({"$unset": removed} if removed else {}),
+        **({"$min": kept} if kept else {}),
+    }
 
 
 def _node_filter(node: NodeRecord) -> Fields:
@@ -298,6 +307,18 @@ def _finished_by_attempt(node: NodeRecord, stored_nodes: list[Fields], run_id: s
     epoch = stored.get("attempt_epoch", 0)
     finished = found == (node.node_id, NodeStatus.FINISHED.value, run_id) and 0 < epoch <= node.epoch
     return replace(node, epoch=epoch) if finished else None
+
+
+def ends_of_attempts(nodes: Sequence[NodeRecord], at: float) -> Fields:
+    """Return the `$min` that notes when the latest attempts of nodes ended without finishing them.
+
+    The first transition after the end of an attempt says it. Later ones, such as a decision, change nothing.
+    """
+    return {
+        f"graph.nodes.{node.index}.{ATTEMPT_ENDED_AT}": moment(at)
+        for node in nodes
+        if node.epoch and node.status not in _WITHOUT_END
+    }
 
 
 def unset_of_decisions(nodes: Sequence[NodeRecord]) -> Fields:

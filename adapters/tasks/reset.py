@@ -15,7 +15,7 @@ from pymongo import UpdateOne
 
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.tasks.cancel_flags import NODE_FLAGS
-from flowkit.adapters.tasks.fields import FAILURES, PAUSED, nodes_of
+from flowkit.adapters.tasks.fields import ATTEMPT_ENDED_AT, FAILURES, PAUSED, nodes_of
 from flowkit.errors import Fenced
 from flowkit.models import AttemptInput, NodeStatus, waits
 
@@ -34,7 +34,7 @@ _ENTRIES: Fields = {
 }
 _LEFT_OVER = (
     *("finished_at", "started_at", "run_id", "skip_reason", "reason_code", "liveness"),
-    *("failed_batches", FAILURES, *waits.FIELDS, PAUSED, "held_until_ms", *NODE_FLAGS),
+    *("failed_batches", FAILURES, *waits.FIELDS, PAUSED, "held_until_ms", ATTEMPT_ENDED_AT, *NODE_FLAGS),
 )
 """Fields of a node that its earlier generation has left."""
 

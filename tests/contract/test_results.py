@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, begun, new_task
+from tests.contract.builders import AT, RUN, TASK, WORKER, attempt, begun, close, new_task, shown, stored
+from tests.contract.builders import record as transition
 from tests.unit.bridge_records import record
 
 from flowkit.adapters import worker_events
 from flowkit.adapters.artifacts import FailedBatches
 from flowkit.adapters.dispatches import Outcome, OutcomeKind, outcome_fields, to_document
+from flowkit.adapters.entries import utc
 from flowkit.adapters.mongo import moment
 from flowkit.adapters.tasks.queries import LatestNodeRun, LoggedAttempt, RunningAttempt, TaskQueries
 from flowkit.adapters.worker_registry import WorkerRegistry
-from flowkit.models import AttemptFailure, FailureKind, NodeRecord, NodeStatus
+from flowkit.models import AttemptFailure, FailureKind, NodeRecord, NodeStatus, TaskStatus
 
 if TYPE_CHECKING:
     from flowkit.adapters.artifacts import ArtifactStore
@@ -104,8 +107,37 @@ async def test_runs_have_the_worker_and_the_times_of_the_latest_attempt(db: Any,
     await tasks.insert_task(new_task("a", "b"))
     await begun(tasks, attempt())
     await tasks.attempts.finish(attempt(), RUN, AT + 4)
-    expected = LatestNodeRun(epoch=1, worker=WORKER, started_at=AT, finished_at=AT + 4)
+    expected = LatestNodeRun(epoch=1, worker=WORKER, started_at=AT, ended_at=AT + 4)
     assert await TaskQueries(db).node_runs(TASK) == {"a": expected}
+
+
+async def test_an_attempt_ends_before_a_decision_about_its_failure(db: Any, tasks: TaskStore) -> None:
+    """The node ends with the decision, or with the close of the task. Another attempt has its own end."""
+    await tasks.insert_task(new_task("a", "b"))
+    for index, node_id in enumerate("ab"):
+        await begun(tasks, attempt(node_id, index=index))
+    held = [
+        shown(node_id, NodeStatus.DEFERRED, index=index, epoch=1, held_until=AT + 900)
+        for index, node_id in enumerate("ab")
+    ]
+    await tasks.record(replace(transition(*held), at=AT + 3))
+    decided = shown("a", NodeStatus.FAILED, epoch=1, last_error="bad: x", decided=True)
+    await tasks.record(replace(transition(decided), at=AT + 600))
+    ended = {"a": AT + 3, "b": AT + 3}
+    assert {name: run.ended_at for name, run in (await TaskQueries(db).node_runs(TASK)).items()} == ended
+    failed = shown("b", NodeStatus.FAILED, index=1, epoch=1, last_error="bad: x", decided=True)
+    await tasks.close_task(replace(close(failed, status=TaskStatus.FAILED), at=AT + 900))
+    assert {name: run.ended_at for name, run in (await TaskQueries(db).node_runs(TASK)).items()} == ended
+    nodes = (await stored(db))["graph"]["nodes"]
+    assert [utc(each["finished_at"]).timestamp() for each in nodes] == [AT + 600, AT + 900]
+
+
+async def test_another_attempt_has_no_end_of_an_earlier_one(db: Any, tasks: TaskStore) -> None:
+    await tasks.insert_task(new_task("a"))
+    await begun(tasks, attempt())
+    await tasks.record(replace(transition(shown("a", NodeStatus.DEFERRED, epoch=1)), at=AT + 3))
+    await begun(tasks, attempt(epoch=2))
+    assert (await TaskQueries(db).node_runs(TASK))["a"].ended_at is None
 
 
 async def test_running_attempts_are_those_that_a_worker_holds_in_open_tasks(

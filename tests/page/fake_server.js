@@ -6,27 +6,28 @@
   const updates = []; // texts that the page has not got yet
   const now = () => Date.now() / 1000 + fake.ahead;
   let latest = null; // the latest update, which an open page gets again and again
-  const node = (node_id, more = {}) => ({ node_id, role: "quick", function: null, parallel: 1, is_map: false, when: null, ...more });
+  const node = (node_id, more = {}) => ({ node_id, role: "quick", function: null, parallel: 1, is_map: false, when: null, sets_aside: false, prerequisites: [], ...more });
   const fake = (window.fake = {
     status: {}, // by call: the status of its responses, if it is an error
     calls: [],
+    bodies: {}, // by call: what its requests have sent
     lost: false, // whether no call reaches the server
     ahead: 0, // seconds by which the clock of the server is ahead of that of the browser
     returns: {
       session: { actor: "7", may_operate: true, read_only: false, web_ui: null, namespace: "default", database: "flowkit", version: "1", actions: [] },
       tasks: { tasks: [], more: false },
       schedules: { schedules: [], more: false },
-      "task/attempts": { attempts: [], complete: true },
-      "task/logs": { kept: true, lines: [], earlier: false, later: false, end: "" },
+      "task/attempts": { attempts: [], waits: [], read_at: 1e12, complete: true },
+      "task/logs": { kept: true, lines: [], earlier: false, later: false, end: "", command: "flowkit logs a --task t --attempt 1" },
       "task/variables": { variables: {} },
       "task/batches": { batches: [], total: 0, skip: 0 },
-      "task/node": { node_id: "a", definition: { io: null }, result: {}, batches: 0, failed_batches: 0, debug: null },
-      "task/explanation": { task_id: "t", status: "running", open: true, began_at: "", seconds: 0, total_seconds: 0, parts: {}, path: [], speed_ups: [], reason: null, waits_for: "", set_aside: [], missing: [] },
+      "task/node": { node_id: "a", definition: { io: null }, asks: "", result: {}, batches: 0, failed_batches: 0, debug: null },
+      "task/explanation": { task_id: "t", status: "running", open: true, began_at: "", read_at: 0, seconds: 0, total_seconds: 0, parts: {}, path: [], speed_ups: [], reason: null, waits_for: "", set_aside: [], missing: [] },
     },
-    // Set the graph: a chain of these nodes.
-    graph(ids, name = "nightly") {
+    // Set the graph: a chain of these nodes. `more` has further fields of some of them.
+    graph(ids, name = "nightly", more = {}) {
       const edges = ids.slice(1).map((_, index) => [index, index + 1, "plain"]);
-      fake.returns["task/graph"] = { task_id: "t", name, run_id: null, queue: null, params: { day: "today" }, nodes: ids.map((id) => node(id)), edges, conditions: {} };
+      fake.returns["task/graph"] = { task_id: "t", name, run_id: null, queue: null, params: { day: "today" }, nodes: ids.map((id) => node(id, more[id])), edges, conditions: {} };
       fake.ids = ids;
     },
     // Hold the responses of a call until `release`.
@@ -57,6 +58,7 @@
     if (!String(path).startsWith("api/v1/")) return real(path, options);
     const call = path.slice(7).split("?")[0];
     fake.calls.push(call);
+    if (options.body) (fake.bodies[call] ||= []).push(JSON.parse(options.body));
     await Promise.race([call === "task/updates" ? Promise.all([waits[call], hasUpdate()]) : waits[call], aborted(options.signal)]);
     if (fake.lost) throw new TypeError("network error");
     const status = fake.status[call] || 200;

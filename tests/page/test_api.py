@@ -125,7 +125,15 @@ async def test_lines_of_an_attempt_are_escaped_and_come_in_pages(started: Front)
     _, first = await started.get("task/logs", before=last["lines"][0]["place"], **query)
     assert [each["text"] for each in first["lines"]] == ["line 0", "line 1"]
     _, new = await started.get("task/logs", after=last["end"], level="warning", **query)
-    assert new == {"kept": True, "lines": [], "earlier": True, "later": False, "end": last["end"]}
+    command = "flowkit logs a --task t --attempt 1"
+    assert new == {
+        "kept": True,
+        "lines": [],
+        "earlier": True,
+        "later": False,
+        "end": last["end"],
+        "command": command,
+    }
     assert (await started.get("task/logs", level="loud", **query))[0] == 422
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,7 +51,7 @@ WORDS = """async () => {
 
 EXPLANATION = """
 fake.returns["task/explanation"] = {
-  task_id: "t", status: "running", open: true, began_at: "", seconds: 100, total_seconds: 100,
+  task_id: "t", status: "running", open: true, began_at: "", read_at: 1767225600, seconds: 100, total_seconds: 100,
   parts: { work: 50, queue: 0, retry_waits: 43, database_and_temporal: 7 },
   path: [
     { node_id: null, since: 0, until: 2, parts: { database_and_temporal: 2 } },
@@ -124,6 +125,7 @@ async def test_an_explanation_is_read_when_asked_for_and_marks_the_critical_path
     await expect(region.get_by_role("row", name="retry waits 43 s 43 %")).to_be_visible()
     await expect(region.get_by_role("row", name="b 52 s 48 s retry waits 43 s, work 5.0 s")).to_be_visible()
     await expect(region.get_by_text("earlier pauses are unknown")).to_be_visible()
+    await expect(region.get_by_text(re.compile(r"^as of 1/1/26|^as of 12/31/25"))).to_be_visible()
     await expect(region.get_by_role("row", name="queue 0", exact=False)).to_have_count(0)
     assert await serious(page) == []
     before = await count(page, "task/explanation")
@@ -159,6 +161,237 @@ async def test_batches_that_are_set_aside_and_the_time_of_all_runs_are_seen(fake
     await expect(
         page.get_by_role("region", name="Explanation").get_by_text("flowkit batches t a --failed")
     ).to_be_visible()
+
+
+TIMES = """
+const hour = Date.now() / 1000 - 3725;
+fake.returns["task/attempts"].attempts = [
+  { node_id: "a", attempt: 1, outcome: "unknown", began_at: hour - 900, ended_at: null, seconds: null },
+  { node_id: "a", attempt: 2, outcome: "running", began_at: hour, ended_at: null, seconds: 1 },
+];
+fake.returns["task/attempts"].waits = [
+  { node_id: "a", part: "retry_waits", since: hour - 300, until: hour },
+  { node_id: "c", part: "people", since: hour, until: null },
+];
+fake.running = [{ status: "running", attempt: 2, began_at: hour }, {}, { status: "deferred", waits_for: "a decision" }];
+fake.returns.tasks.tasks = [{
+  task_id: "t", status: "running", name: "n", started_at: "", finished_at: null, reason: null,
+  seconds: 3725, total_seconds: 7325,
+}];
+"""
+HOUR = "1 h 2 min"
+"""How long the running attempt has run, wherever it is shown."""
+
+
+async def test_an_attempt_has_one_duration_wherever_it_is_shown(fake: Open) -> None:
+    """Its clock goes on without news. An attempt whose end is unknown has none, and neither has its bar."""
+    page = await fake(TIMES, node="a", view="list")
+    await page.evaluate("fake.send(1, fake.running, { task: { seconds: 3725, total_seconds: 7325 } })")
+    aside = page.get_by_role("complementary")
+    await expect(aside.locator(".node-state")).to_contain_text(f"attempt 2, {HOUR}")
+    await expect(aside.locator(".attempts li").nth(1)).to_contain_text(HOUR)
+    await expect(aside.locator(".attempts li").nth(0)).not_to_contain_text(" min")
+    await expect(page.locator("table.nodes tbody tr").first.locator("td.number").last).to_have_text(HOUR)
+    await page.get_by_role("button", name="Timeline", exact=True).click()
+    rows = page.locator(".timeline-row")
+    await expect(rows.nth(1).locator(".took")).to_have_text(HOUR)
+    await expect(rows.nth(0).locator(".took")).to_have_text("unknown")
+    await expect(rows.nth(0).locator(".bar")).to_have_count(0)
+    headline = page.locator(".headline")
+    await expect(headline).to_contain_text(f"latest run for {HOUR}")
+    await expect(headline).to_contain_text("2 h 2 min since it was created")
+    await page.get_by_role("link", name="Tasks").click()
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="t", exact=True))
+    await expect(page.get_by_role("columnheader", name="latest run")).to_be_visible()
+    await expect(row).to_contain_text(HOUR)
+    await expect(row).to_contain_text("2 h 2 min since it was created")
+
+
+async def test_the_timeline_has_an_axis_the_waits_and_now(fake: Open) -> None:
+    """A node without an attempt has a row for its wait. Once the task has ended, there is no now."""
+    page = await fake(TIMES, view="timeline")
+    await page.evaluate("fake.send(1, fake.running)")
+    rows = page.locator(".timeline-row")
+    await expect(rows).to_have_count(3)
+    await expect(rows.nth(1).locator(".bar.wait.retry_waits")).to_have_attribute(
+        "title", "retry waits 5 min 0 s"
+    )
+    waits = rows.nth(2)
+    await expect(waits.locator(".bar.wait.people")).to_be_visible()
+    await expect(waits.get_by_role("button")).to_have_accessible_name(
+        re.compile("^c; waited: people 1 h 2 min so far$")
+    )
+    axis = page.locator(".timeline-axis")
+    await expect(axis.locator(".now")).to_have_text("now")
+    labels = await axis.locator("span:not(.now)").all_inner_texts()
+    assert len(labels) >= 2
+    assert all(re.match(r"\d+:\d\d", each) for each in labels)
+    lines = await page.evaluate("""[...document.querySelectorAll('.timeline-marks .now, .bar.running')]
+      .map((each) => each.getBoundingClientRect().right)""")
+    assert abs(lines[0] - lines[1]) < 6
+    end = "{ task: { status: 'failed', closed: true } }"
+    await page.evaluate(f"fake.send(2, [{{ status: 'finished', attempt: 2 }}, {{}}, {{}}], {end})")
+    await expect(axis.locator(".now")).to_have_count(0)
+
+
+async def test_attempts_that_were_read_before_the_last_change_are_read_again(fake: Open) -> None:
+    """A server shares them for a while, and after the end of a task no news would ask for them."""
+    page = await fake(TIMES + 'fake.returns["task/attempts"].read_at = 0;', view="timeline")
+    await page.evaluate(
+        "fake.send(1, [{ status: 'failed', attempt: 2 }, {}, {}], { task: { status: 'failed', closed: true } })"
+    )
+    await expect(page.locator(".timeline-row")).to_have_count(3)
+    known = await count(page, "task/attempts")
+    await until(page, f"fake.calls.filter((each) => each === 'task/attempts').length > {known}")
+    ended = "{ attempts: [{ node_id: 'a', attempt: 2, outcome: 'failed', began_at: 5, ended_at: 9 }]"
+    await page.evaluate(
+        f"fake.returns['task/attempts'] = {ended}, waits: [], read_at: 1e12, complete: true }}"
+    )
+    await expect(page.locator(".timeline-row .took")).to_have_text("4.0 s")
+
+
+async def test_batches_that_are_set_aside_are_on_the_node_and_named_in_the_head(fake: Open) -> None:
+    """Also in a picture that is too small to read."""
+    page = await fake("fake.graph(Array.from({ length: 40 }, (_, index) => `node-${index}`));")
+    await page.evaluate("fake.send(1, { 7: { status: 'finished', attempt: 1, failed_batches: 1200 } })")
+    mark = page.locator('g.node[aria-label^="node-7,"] .aside-mark')
+    await expect(mark).to_have_text("⊟ 1,200")
+    await expect(page.locator("svg.graph.far")).to_be_visible()
+    await expect(mark).to_be_visible()
+    line = page.locator(".headline .aside")
+    await expect(line).to_have_text("⊟ 1,200 batches set aside: node-7")
+    await line.get_by_role("button", name="node-7").click()
+    await expect(page.get_by_role("complementary").get_by_role("heading", name="node-7")).to_be_visible()
+
+
+KINDS = """
+const kinds = { a: { sets_aside: true }, b: { role: "approval" }, c: { prerequisites: ["data:eu"] } };
+fake.graph(["a", "b", "c"], "nightly", kinds);
+fake.status["task/actions/skip_node"] = 409;
+"""
+
+
+async def test_a_node_has_the_buttons_that_fit_its_kind_and_says_why_one_is_gray(fake: Open) -> None:
+    page = await fake(KINDS, node="a")
+    await page.evaluate("fake.send(1, [{ status: 'failed', attempt: 1 }, { status: 'deferred' }, {}])")
+    group = page.get_by_role("group", name="Actions of the node")
+    skip = group.get_by_role("button", name="Skip", exact=True)
+    await expect(skip).to_have_attribute("aria-disabled", "true")
+    await expect(skip).to_have_accessible_description("refused with 409")
+    assert await skip.evaluate("(each) => getComputedStyle(each).textDecorationLine") == "none"
+    await expect(group.get_by_role("button", name="Retry failed batches")).to_be_visible()
+    await box(page, "b").click()
+    await expect(group.get_by_role("button", name="Approve")).to_be_visible()
+    await expect(group.get_by_role("button", name=re.compile("batches|Satisfy"))).to_have_count(0)
+    await box(page, "c").click()
+    await group.get_by_role("button", name="Satisfy data:eu").click()
+    dialog = page.get_by_role("dialog", name="Satisfy data:eu")
+    await dialog.get_by_role("button", name="Satisfy data:eu").click()
+    await expect(dialog).to_have_count(0)
+    sent = await page.evaluate("fake.bodies['task/actions/satisfy'].at(-1)")
+    assert sent["input"]["prerequisite"] == "data:eu"
+    assert "node_id" not in sent["input"]
+
+
+async def test_nodes_are_added_on_the_page(fake: Open) -> None:
+    page = await fake()
+    await page.evaluate(f"fake.send(1, {RUNNING})")
+    await page.get_by_role("button", name="Add nodes").click()
+    dialog = page.get_by_role("dialog", name="Add nodes the task")
+    await dialog.get_by_label("New nodes").fill('{"node_id": "x"}')
+    await expect(dialog.get_by_role("status")).to_contain_text("this is no JSON list")
+    nodes = [{"node_id": "x", "type": "quick", "depends_on": ["c"]}]
+    await dialog.get_by_label("New nodes").fill(json.dumps(nodes))
+    await dialog.get_by_role("button", name="Add nodes").click()
+    await expect(dialog).to_have_count(0)
+    sent = await page.evaluate("fake.bodies['task/actions/change_graph'].at(-1)")
+    assert sent["input"]["nodes"] == nodes
+
+
+async def test_after_the_end_of_the_task_a_selected_node_offers_only_another_run(fake: Open) -> None:
+    """Although the node itself has not changed."""
+    page = await fake(node="a")
+    done = "[{ status: 'finished', attempt: 1 }, {}, {}]"
+    await page.evaluate(f"fake.send(1, {done})")
+    group = page.get_by_role("group", name="Actions of the node")
+    await expect(group.get_by_role("button", name="Retry", exact=True)).to_be_visible()
+    end = "{ whole: false, task: { status: 'failed', closed: true } }"
+    await page.evaluate(f"fake.send(2, {{ 1: {{ status: 'skipped' }} }}, {end})")
+    await expect(group.get_by_role("button")).to_have_text(["Run again"])
+    await group.get_by_role("button", name="Run again").click()
+    await expect(page.get_by_role("dialog")).to_be_visible()
+    sent = await page.evaluate("fake.bodies['task/actions/rerun'].at(-1)")
+    assert sent["input"]["nodes"] == ["a"]
+
+
+async def test_an_approval_shows_its_question(fake: Open) -> None:
+    asks = "May <b>the report</b> go out?"
+    page = await fake(f"{KINDS} fake.returns['task/node'].asks = {json.dumps(asks)};", node="b")
+    await page.evaluate("fake.send(1, [{}, { status: 'deferred', waits_for: 'a decision' }, {}])")
+    await expect(page.locator("aside .question")).to_have_text(f"Asks: {asks}")
+
+
+ALL_LINES = """async () => {
+  const { AttemptLines } = await import("/static/lines.js");
+  const lines = new AttemptLines("t", { node_id: "a" });
+  lines.cut = true;
+  lines.append({ kept: true, lines: [], earlier: true, end: "", command: "flowkit logs a --task t --attempt 1" });
+  return lines.note.textContent;
+}"""
+
+
+async def test_the_command_for_all_lines_is_that_of_the_server(fake: Open) -> None:
+    page = await fake()
+    assert "; flowkit logs a --task t --attempt 1 " in await page.evaluate(ALL_LINES)
+
+
+@pytest.mark.parametrize(
+    ("given", "title"),
+    [
+        ({"scheduled_at": "2026-11-28T02:00:00Z"}, "▶ 2026-11-28 02:00Z nightly – FlowKit"),
+        ({}, "▶ nightly · t – FlowKit"),
+    ],
+)
+async def test_tabs_of_tasks_with_the_same_graph_can_be_told_apart(
+    fake: Open, given: dict[str, Any], title: str
+) -> None:
+    page = await fake(f"Object.assign(fake.returns['task/graph'], {json.dumps(given)});")
+    await page.evaluate(f"fake.send(1, {RUNNING})")
+    await expect(page).to_have_title(title)
+
+
+STATES = """
+fake.states = [
+  { status: "failed", attempt: 2, note: "x", failed_batches: 2, set_aside_text: "2 batches are set aside" },
+  { status: "running", attempt: 1, began_at: 1 },
+  { status: "deferred", awaits_decision: true, waits_for: "a decision" },
+];
+fake.head = { task: { paused: ["task paused by ada"], reason: "because", total_seconds: 90 } };
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.nightly)])
+async def test_no_view_has_a_serious_fault_of_accessibility(fake: Open, scheme: Any) -> None:
+    """With a node that is selected, of each kind of state; the lists; and a dialog over them."""
+    page = await fake(EXPLANATION + TIMES + SCHEDULES + STATES, node="a")
+    await page.emulate_media(color_scheme=scheme)
+    await page.evaluate("fake.send(1, fake.states, fake.head)")
+    group = page.get_by_role("group", name="Actions of the node")
+    await expect(group.get_by_role("button").first).to_be_visible()
+    for view in ("Graph", "List", "Timeline", "Explain", "Variables"):
+        await page.get_by_role("button", name=view, exact=True).click()
+        shown = page.locator(f'[data-view="{view.lower()}"]')
+        await expect(shown).to_have_attribute("aria-pressed", "true")
+        assert await serious(page) == [], view
+    await page.locator(".legend summary").click()
+    await page.get_by_role("button", name="Pause").click()
+    await expect(page.get_by_role("dialog").get_by_text("a note")).to_be_visible()
+    assert await serious(page) == []
+    await page.keyboard.press("Escape")
+    for section in ("Tasks", "Schedules"):
+        await page.get_by_role("link", name=section, exact=True).click()
+        await expect(page.get_by_role("heading", name=section, exact=True)).to_be_visible()
+        assert await serious(page) == [], section
 
 
 async def test_failures_have_the_command_that_debugs_them(fake: Open) -> None:

@@ -136,3 +136,16 @@ def test_a_group_that_waits_for_a_person_says_so() -> None:
     picture = make_picture(graph, {"node-5": row("node-5", "deferred", wait_kind=WaitKind.DECISION)})
     assert [(box.members, box.symbol) for box in picture.boxes] == [(1, ""), (1_199, "◆")]
     assert picture.boxes[1].details == ("◷ 1 deferred", "◆ 1 wait for a decision")
+
+
+def test_batches_that_are_set_aside_are_seen_in_every_format_and_in_groups() -> None:
+    """However long the state of the node is: a box cuts what follows them."""
+    graph = view(2, [(0, 1)])
+    shards = "1,024 shards on 1,024 workers, 1,234,567 of 2,345,678 so far"
+    wide = row("node-0", "running", attempt=1_000, failed_batches=1_200, shards=shards)
+    picture = make_picture(graph, {"node-0": wide})
+    for text in (to_text(picture).plain, to_mermaid(picture), to_dot(picture)):
+        assert "1,200 set aside" in text
+    many = view(1_200, [(0, index) for index in range(1, 1_200)])
+    aside = make_picture(many, {"node-5": row("node-5", "finished", failed_batches=3)})
+    assert aside.boxes[1].details == ("✓ 1 finished", "3 batches are set aside")

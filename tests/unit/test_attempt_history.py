@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -131,6 +132,17 @@ def test_an_epoch_that_a_reset_has_reserved_is_no_attempt() -> None:
     assert merge([ran], [], skipped) == [ran]
     waiting = AttemptView(node_id="a", attempt=2, outcome=AttemptOutcome.WAITING)
     assert [each.attempt for each in merge([ran, waiting], [], document(status="queued"))] == [1, 2]
+
+
+def test_the_latest_attempt_has_the_times_from_which_its_node_has_its_duration() -> None:
+    """Also if a decision about its failure has ended the node an hour later."""
+    recorded = AttemptView(
+        node_id="a", attempt=2, started_at=10.0, ended_at=14.9, outcome=AttemptOutcome.FAILED
+    )
+    at = partial(datetime.fromtimestamp, tz=UTC)
+    times = {"started_at": at(10.4), "attempt_ended_at": at(14.5), "finished_at": at(3_600.0)}
+    (shown,) = merge([recorded], [], document(status="failed", attempt_epoch=2, **times))
+    assert (shown.began_at, shown.ended_at, shown.seconds(9_999.0)) == (10.4, 14.5, 4.1)
 
 
 def test_an_external_attempt_begins_when_its_worker_accepts_it() -> None:

@@ -210,7 +210,7 @@ def test_bridge_is_not_the_worker_of_an_external_attempt() -> None:
     bridged = pending("STARTED")
     bridged.last_worker_identity = f"{BRIDGE_PREFIX}1"
     assert seen_at(110, bridged).worker == ""
-    run = LatestNodeRun(epoch=1, worker=f"{BRIDGE_PREFIX}1", started_at=90.0, finished_at=None)
+    run = LatestNodeRun(epoch=1, worker=f"{BRIDGE_PREFIX}1", started_at=90.0, ended_at=None)
     assert add_runs(task(node("a")), {"a": run}, 110).nodes[0].worker == ""
 
 
@@ -222,14 +222,22 @@ def test_silent_external_worker_is_replaced_at_the_end_of_its_lease() -> None:
 
 
 def test_duration_is_that_of_the_latest_attempt() -> None:
-    run = LatestNodeRun(epoch=2, worker="w-1", started_at=90.0, finished_at=100.5)
+    run = LatestNodeRun(epoch=2, worker="w-1", started_at=90.0, ended_at=100.5)
     views = task(node("a", "finished", attempt=2), node("b", attempt=2), node("c", "queued", attempt=3))
     seen = add_runs(views, dict.fromkeys("abc", run), 110).nodes
     assert [(each.seconds, each.worker) for each in seen] == [(10.5, ""), (20.0, "w-1"), (None, "")]
 
 
+def test_a_row_that_only_becomes_older_is_the_same_row() -> None:
+    """So that pages get it once, and count on from its begin."""
+    run = LatestNodeRun(epoch=1, worker="w-1", started_at=90.0, ended_at=None)
+    early, late = (add_runs(task(node("a")), {"a": run}, at).nodes[0] for at in (100, 110))
+    assert (early, early.began_at, early.ended_at) == (late, 90.0, None)
+    assert [early.seconds, late.seconds] == [10.0, 20.0]
+
+
 def test_duration_of_a_node_with_shards_begins_with_the_first_of_them() -> None:
-    closing = LatestNodeRun(epoch=4, worker="w-1", started_at=100.0, finished_at=100.5)
+    closing = LatestNodeRun(epoch=4, worker="w-1", started_at=100.0, ended_at=100.5)
     shards = dict.fromkeys("abc", ShardProgress(generation=0, started_at=45.5))
     views = task(
         node("a", "finished", attempt=4), node("b", attempt=5), node("c", attempt=1), node("d", attempt=4)
@@ -426,7 +434,7 @@ def test_progress_counts_batches_that_are_set_aside_and_no_earlier_ones_make_a_r
 
 
 def test_shards_of_an_earlier_generation_have_no_part_in_the_duration_of_a_node() -> None:
-    begun = LatestNodeRun(epoch=4, worker="w-1", started_at=100.0, finished_at=None, generation=1)
+    begun = LatestNodeRun(epoch=4, worker="w-1", started_at=100.0, ended_at=None, generation=1)
     shards = {"a": ShardProgress(generation=0, started_at=5.0)}
     (seen,) = add_runs(task(node("a", attempt=4)), {"a": begun}, 110, shards).nodes
     assert seen.seconds == 10

@@ -17,6 +17,7 @@ from flowkit.reading.explain import (
     TimeReport,
     WaitSpan,
     explain_timeline,
+    list_waits,
 )
 
 if TYPE_CHECKING:
@@ -287,6 +288,31 @@ def test_held_failure_waits_for_people_until_an_action_starts_a_new_generation()
     assert legs(report) == [("held", 45), ("below", 5)]
     assert (report.parts[TimePart.PEOPLE], report.parts[TimePart.FAILED_WORK]) == (30, 10)
     assert gains(report) == {"held": 5, "below": 5}, "the failure is over, and the person acted when they did"
+
+
+def test_waits_of_nodes_are_those_of_the_explanation() -> None:
+    """In the queue, for a retry, for a person before and after the failure; none before the gate, or while it works."""
+    pause = WaitSpan(part=TimePart.PEOPLE, since=0, until=20)
+    retry = WaitSpan(part=TimePart.RETRY_WAITS, since=30, until=40, keeps_open=True)
+    nodes = (
+        ran("a", worked(0, 10)),
+        ran(
+            "b",
+            AttemptSpan(scheduled_at=20, started_at=22, ended_at=30, part=TimePart.FAILED_WORK),
+            worked(40, 50),
+            parents=(0,),
+            waits=(pause, retry),
+        ),
+        ran("approval", parents=(1,), is_open=True, waits_as=TimePart.PEOPLE),
+        ran("below", parents=(2,), is_open=True, waits=(WaitSpan(part=TimePart.SCHEDULED, since=0),)),
+    )
+    found = list_waits(TaskTimeline(began_at=0, ended_at=60, nodes=nodes))
+    assert [(each.node_id, each.part.value, each.since, each.until) for each in found] == [
+        ("b", "people", 10, 20),
+        ("b", "queue", 20, 22),
+        ("b", "retry_waits", 30, 40),
+        ("approval", "people", 50, None),
+    ]
 
 
 def test_path_of_a_restarted_node_leads_through_what_ran_before_the_restart() -> None:

@@ -37,6 +37,7 @@ RUNTIME_KEYS = frozenset(
     | {"last_event_recv_ms", "next_retry_at_ms", "last_error", "stats_cached_at", "cancel_requested_at"}
     | {"coordinator", "skip_reason", "applied_generation", "vars_write", "liveness", "failures", *WAIT_FIELDS}
     | {"generation", "first_epoch", "reset_by", "reason_code", "held_until_ms", "failed_batches", "paused"}
+    | {"attempt_ended_at"}
 )
 """Fields of a node that the engine writes. FlowKit ignores them in graphs that were copied from a task document."""
 

@@ -17,6 +17,7 @@ from temporalio.service import RPCError
 
 from flowkit import products, reason_codes
 from flowkit.actions.table import ACTIONS
+from flowkit.adapters.tasks.fields import SCHEDULED_AT
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.client import make_summary
 from flowkit.config import DEFAULT_QUEUE
@@ -30,23 +31,26 @@ from flowkit.errors import (
     StoreUnavailable,
     UnknownTask,
 )
+from flowkit.graph.engine_nodes import read_approval
 from flowkit.limits import ID_CHARS
-from flowkit.models import TaskStatus
+from flowkit.models import RUNTIME_KEYS, TaskStatus
 from flowkit.models.waits import WaitKind
 from flowkit.page.live import describe_outage
 from flowkit.page.shared import SharedReads
 from flowkit.reading.attempts import read_attempts
 from flowkit.reading.documents import reading
+from flowkit.reading.explain import list_waits
 from flowkit.reading.graphs import view_graph
 from flowkit.reading.results import (
     debug_command,
     debug_node_command,
+    logs_command,
     make_view,
     read_result,
     require_node,
 )
 from flowkit.reading.state import LOOK_UP_TIMEOUT
-from flowkit.reading.timeline import explain_task, to_json
+from flowkit.reading.timeline import explain_task, read_timeline, to_json
 from flowkit.schedules import Schedules
 from flowkit.server.errors import HttpError
 from flowkit.server.openapi import HEADERS, Operation, mongo_unavailable, operation_routes, parse_params
@@ -65,6 +69,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.queries import StoredBatch
     from flowkit.page.live import LiveTasks
     from flowkit.products import KeptLine
+    from flowkit.reading.attempts import AttemptView
     from flowkit.reading.state import Servers
     from flowkit.schedules import NominalTime, ScheduleView
     from flowkit.server.auth import Caller
@@ -298,9 +303,12 @@ class Structure(PageResult):
         description="The run of its workflow; null if Temporal does not know it any more, or does not respond."
     )
     queue: str | None = Field(description="The task queue of its engines; null in the same cases.")
+    scheduled_at: str | None = Field(
+        description="The nominal time of a task of a schedule, as RFC 3339 text in UTC; null for others."
+    )
     params: dict[str, Any]
     nodes: list[dict[str, Any]] = Field(
-        description="`node_id`, `role`, `function`, `parallel`, `is_map`, `when`."
+        description="`node_id`, `role`, `function`, `parallel`, `is_map`, `when`, `sets_aside`, `prerequisites`."
     )
     edges: list[tuple[int, int, str]] = Field(description="Positions of two nodes, and the kind of the edge.")
     conditions: dict[str, str] = Field(description="The conditions of edges, by the position of the edge.")
@@ -311,6 +319,7 @@ class NodeDetails(PageResult):
 
     node_id: str
     definition: dict[str, Any] = Field(description="The node as the graph has it.")
+    asks: str = Field(description="What an approval asks; empty for other nodes, and without a question.")
     result: dict[str, Any]
     batches: int
     failed_batches: int = Field(description="Batches that the node has set aside so far.")
@@ -326,6 +335,13 @@ class AttemptsFound(PageResult):
         description="As `flowkit attempts --json` has them, with times in seconds since the epoch; `began_at` is when "
         "the worker began to work, and `seconds` how long it did, or has."
     )
+    waits: list[dict[str, Any]] = Field(
+        description="Of a whole task: when its nodes waited, in the parts of the explanation: `node_id`, `part`, "
+        "`since`, and `until`, which is null while the wait lasts."
+    )
+    read_at: float = Field(
+        description="When they were read, in seconds since the epoch: those of a whole task are shared for a while."
+    )
     complete: bool = Field(description="Whether Temporal still has the history, so that none is missing.")
 
 
@@ -339,6 +355,7 @@ class LinesFound(PageResult):
     earlier: bool = Field(description="Whether there are lines before them.")
     later: bool = Field(description="Whether there are lines after them.")
     end: str = Field(description="The `after` of the next page; empty if there were no lines.")
+    command: str = Field(description="The command that prints all lines of the attempt.")
 
 
 class Explained(PageResult):
@@ -348,6 +365,9 @@ class Explained(PageResult):
     status: TaskStatus
     open: bool = Field(description="Whether the times end now, because the task has not ended.")
     began_at: str
+    read_at: float = Field(
+        description="When it was read, in seconds since the epoch: results are shared for a while."
+    )
     seconds: float = Field(description="How long the latest run took, or has been open.")
     total_seconds: float = Field(description="The same since the task was created.")
     parts: dict[str, float] = Field(description="The parts of the time; they sum to `seconds`.")
@@ -391,9 +411,6 @@ class Affected(PageResult):
 
 
 # --- the calls ----------------------------------------------------------------------------------------------------
-
-_RUNTIME = frozenset({"lease", "stats", "attempt_epoch", "status", "updated_at", "started_at", "finished_at"})
-"""Fields of a node in the document that are no part of its definition."""
 
 
 class PageApi:
@@ -479,6 +496,7 @@ class PageApi:
             name=graph.name,
             run_id=found and found.run_id,
             queue=found and found.task_queue,
+            scheduled_at=str(document[SCHEDULED_AT]) if document.get(SCHEDULED_AT) else None,
             params=_plain(document.get("params") or {}),
             nodes=[asdict(each) for each in graph.nodes],
             edges=[(each.source, each.target, each.kind.value) for each in edges],
@@ -510,7 +528,8 @@ class PageApi:
         (entry,) = [each for each in document["graph"]["nodes"] if each["node_id"] == node_id]
         return NodeDetails(
             node_id=node_id,
-            definition=_plain({key: value for key, value in entry.items() if key not in _RUNTIME}),
+            definition=_plain({key: value for key, value in entry.items() if key not in RUNTIME_KEYS}),
+            asks=approval.text if (approval := read_approval(entry)) else "",
             result=_plain(
                 {"metrics": result.metrics, "stats": result.stats, "artifacts_ref": result.artifacts_ref}
             ),
@@ -545,18 +564,30 @@ class PageApi:
         return await self._read_attempts(task_id, node_id)
 
     async def _read_attempts(self, task_id: str, node_id: str | None = None) -> AttemptsFound:
-        found, complete = await read_attempts(self._servers, task_id, node_id)
+        read_at = time.time()
+        found, complete, waits = await self._read_whole(task_id, node_id)
         now = time.time()
         attempts = [
             {**asdict(each), "began_at": each.began_at, "seconds": each.seconds(now)} for each in found
         ]
-        return AttemptsFound(attempts=attempts, complete=complete)
+        return AttemptsFound(attempts=attempts, waits=waits, read_at=read_at, complete=complete)
+
+    async def _read_whole(
+        self, task_id: str, node_id: str | None
+    ) -> tuple[list[AttemptView], bool, list[dict[str, Any]]]:
+        """Return the attempts of a task with its waits, or those of a node without any."""
+        if node_id is not None:
+            return *await read_attempts(self._servers, task_id, node_id), []
+        found = await read_timeline(self._servers, task_id)
+        waits = [{**asdict(each), "part": each.part.value} for each in list_waits(found.timeline)]
+        return found.attempts, found.complete, waits
 
     async def list_lines(self, given: Given) -> LinesFound:
         """Return lines that an attempt of a node has logged, oldest first."""
         query: LineQuery = given.query
+        command = logs_command(query.task_id, query.node, query.attempt)
         if (logs := products.logs()) is None:
-            return LinesFound(kept=False, lines=[], earlier=False, later=False, end="")
+            return LinesFound(kept=False, lines=[], earlier=False, later=False, end="", command=command)
         found = await logs.reader(self._servers.db).page(
             query.task_id,
             query.node,
@@ -572,6 +603,7 @@ class PageApi:
             earlier=found.earlier,
             later=found.later,
             end=found.end,
+            command=command,
         )
 
     async def explain(self, given: Given) -> Explained:
@@ -579,7 +611,8 @@ class PageApi:
         return await self._explanations.get(given.query.task_id)
 
     async def _explain(self, task_id: str) -> Explained:
-        return Explained(**to_json(await explain_task(self._servers, task_id)))
+        explained = await explain_task(self._servers, task_id)
+        return Explained(**to_json(explained), read_at=explained.read_at)
 
     async def close(self) -> None:
         """End the reads that run."""

@@ -130,7 +130,7 @@ class _State:
 
 
 _TASK_FIELDS: Final = tuple(each.name for each in fields(TaskView) if each.name != "nodes")
-_ROW_FIELDS: Final = tuple(each.name for each in fields(NodeRow))
+_ROW_FIELDS: Final = tuple(each.name for each in fields(NodeRow) if each.compare)
 _COMPUTED: Final = ("awaits_decision", "set_aside_text")
 _IN_EVERY_ROW: Final = frozenset({"node_id", "status", "attempt"})
 

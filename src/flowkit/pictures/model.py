@@ -160,13 +160,16 @@ def _describe_role(node: GraphNode) -> str:
 
 
 def _describe_state(row: NodeRow, above: int) -> str:
-    """Return the state of a node in words. `above` is the number of batches that it can have so far; 0 if unknown."""
+    """Return the state of a node in words, the longest ones last.
+
+    `above` is the number of batches that it can have so far; 0 if unknown.
+    """
     attempt = f"attempt {row.attempt:,}" if row.attempt > 1 else ""
     decides = "waits for a decision" if row.awaits_decision else ""
     shards = ", ".join(row.shards.split(", ")[:2])
     aside = f"{row.failed_batches:,} set aside" if row.failed_batches else ""
     batches = shards or _describe_batches(row, above)
-    return ", ".join(filter(None, (row.status, decides, attempt, batches, aside)))
+    return ", ".join(filter(None, (row.status, decides, attempt, aside, batches)))
 
 
 def _describe_batches(row: NodeRow, above: int) -> str:

@@ -18,6 +18,7 @@ from temporalio.service import RPCError
 
 from flowkit import reason_codes
 from flowkit.adapters.entries import utc
+from flowkit.adapters.tasks.fields import elapsed, end_of_attempt
 from flowkit.adapters.worker_registry import BRIDGE_PREFIX
 from flowkit.attempt.workflows import is_absent
 from flowkit.client import UnknownTask
@@ -96,7 +97,7 @@ class AttemptView:
         ended_at = now if self.outcome is AttemptOutcome.RUNNING else self.ended_at
         if self.began_at is None or ended_at is None:
             return None
-        return max(0.0, ended_at - self.began_at)
+        return elapsed(self.began_at, ended_at)
 
 
 Key = tuple[str, int]
@@ -375,21 +376,22 @@ def _add_logged(known: AttemptView, entry: LoggedAttempt) -> AttemptView:
 def _add_stored(known: AttemptView, node: Mapping[str, Any]) -> AttemptView:
     """Return the latest attempt of a node with what the task document says.
 
-    It says why FlowKit cancelled the attempt of a node that has failed, for example by its deadline.
+    Its times are those of the document, from which the state of the node has its duration, too. The document also says
+    why FlowKit cancelled the attempt of a node that has failed, for example by its deadline.
     """
     outcome, status = known.outcome, node.get("status")
     if outcome in (AttemptOutcome.UNKNOWN, AttemptOutcome.WAITING) and status in _STORED:
         outcome = AttemptOutcome(status)
     ended = outcome not in (AttemptOutcome.WAITING, AttemptOutcome.RUNNING)
-    started_at, ended_at = _stored_time(node.get("started_at")), _stored_time(node.get("finished_at"))
+    started_at, ended_at = _stored_time(node.get("started_at")), _stored_time(end_of_attempt(node))
     lease = node.get("lease") or {}
     failed = outcome is AttemptOutcome.FAILED or (outcome is AttemptOutcome.CANCELLED and status == "failed")
     return replace(
         known,
         worker=known.worker or lease.get("worker_id"),
         version=known.version or lease.get("version"),
-        started_at=_first(known.started_at, started_at),
-        ended_at=_first(known.ended_at, ended_at if ended else None),
+        started_at=_first(started_at, known.started_at),
+        ended_at=_first(ended_at if ended else None, known.ended_at),
         outcome=outcome,
         error=known.error or (node.get("last_error") if failed else None),
     )

@@ -216,6 +216,34 @@ def explain_timeline(task: TaskTimeline) -> TimeReport:
     return TimeReport(began_at=runs.begin, seconds=seconds, parts=parts, path=path, speed_ups=tuple(ups))
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeWaited:
+    """When a node waited, and for what."""
+
+    node_id: str
+    part: TimePart
+    since: float
+    until: float | None
+    """None while the wait lasts."""
+
+
+def list_waits(task: TaskTimeline) -> Iterator[NodeWaited]:
+    """Yield the waits of each node, in the order of the graph, as the explanation divides its time.
+
+    They lie between the opening of its gate and its end, and without what counts as database and Temporal.
+    """
+    runs = _Runs(task)
+    for index, node in enumerate(runs.nodes):
+        for episode in runs.episodes[index]:
+            lasts = node.is_open and episode is runs.latest(index)
+            for piece in _slice(
+                _intervals(runs, index, episode.gate, episode.end), episode.gate, episode.end
+            ):
+                if piece.part not in (*_WORK, TimePart.OTHER):
+                    until = None if lasts and piece.until == runs.end else piece.until
+                    yield NodeWaited(node_id=node.node_id, part=piece.part, since=piece.since, until=until)
+
+
 # --- the generations of nodes -----------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,10 @@ class GraphNode:
     """Whether it runs over the items of a list."""
     when: str | None = None
     """The condition under which it starts."""
+    sets_aside: bool = False
+    """Whether it sets failed batches aside."""
+    prerequisites: tuple[str, ...] = ()
+    """What must be satisfied before it starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,6 +90,8 @@ def _view_node(node: Node) -> GraphNode:
         parallel=node.parallel,
         is_map=node.map is not None,
         when=node.when,
+        sets_aside=node.quarantine is not None,
+        prerequisites=tuple(node.prerequisites),
     )
 
 

@@ -162,6 +162,11 @@ def debug_command(task_id: str, node_id: str, batch_uid: str | None = None) -> s
     return f"flowkit debug {named} --handler MODULE:CLASS"
 
 
+def logs_command(task_id: str, node_id: str, attempt: int) -> str:
+    """Return the command that prints all lines which an attempt of a node has logged."""
+    return f"flowkit logs {shell_word(node_id)} --task {shell_word(task_id)} --attempt {attempt}"
+
+
 def debug_node_command(task_id: str, node_id: str, role: str) -> str | None:
     """Return the command that runs a node in the user's own process; None if the engine executes the node itself."""
     return None if role in ENGINE_TYPES else debug_command(task_id, node_id)

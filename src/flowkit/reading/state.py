@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import cached_property
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from temporalio.client import WorkflowExecutionStatus
 from temporalio.exceptions import TemporalError
 
 from flowkit.adapters.entries import utc
-from flowkit.adapters.tasks.fields import TaskTimes, read_times
+from flowkit.adapters.tasks.fields import TaskTimes, elapsed, read_times
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.worker_registry import (
     BRIDGE_PREFIX,
@@ -108,9 +108,13 @@ class NodeRow:
     """Seconds since the epoch, while the node waits for its retry."""
     note: str = ""
     """Its last error, or why it was skipped."""
-    seconds: float | None = None
-    """How long its latest attempt ran, or has been running; None if it has none, or if its end is unknown. A node with
-    shards runs from the begin of its first shard to its end."""
+    began_at: float | None = None
+    """When the worker of its latest attempt began to work, in seconds since the epoch; of a node with shards, when that
+    of the first shard did. None if no worker has, or if `ended_at` is not known although the attempt has ended."""
+    ended_at: float | None = None
+    """When that attempt ended; None while it runs."""
+    seconds: float | None = field(default=None, compare=False)
+    """How long that attempt ran, or has been running. A row that only becomes older is the same row."""
     waiting: bool = False
     """Whether its attempt is in the task queue of its role and no worker has started it."""
     worker: str = ""
@@ -146,6 +150,11 @@ class NodeRow:
     def awaits_decision(self) -> bool:
         """Whether the node waits until a person decides: about its failure, or about an approval."""
         return self.wait_kind is WaitKind.DECISION
+
+    def ran(self, began_at: float, ended_at: float | None, now: float) -> NodeRow:
+        """Return the row with when its latest attempt began and ended; None if it runs."""
+        seconds = elapsed(began_at, now if ended_at is None else ended_at)
+        return replace(self, began_at=began_at, ended_at=ended_at, seconds=seconds)
 
     def waiting_for(self, wait: NodeWait | None) -> NodeRow:
         """Return the row with another wait."""
@@ -566,16 +575,17 @@ def _add_node_run(
     if shards is not None and run is not None and shards.generation < run.generation:
         shards = None
     if shards is not None and active:
-        node = replace(node, seconds=round(max(0.0, now - shards.started_at), 2))
+        node = node.ran(shards.started_at, None, now)
     is_bridged = run is not None and run.worker.startswith(
         BRIDGE_PREFIX
     )  # No worker has accepted the attempt.
     if run is None or run.epoch != node.attempt or run.started_at is None or is_bridged:
         return node
     started_at = run.started_at if shards is None else min(run.started_at, shards.started_at)
-    ended_at = now if active else run.finished_at
-    seconds = None if ended_at is None else round(max(0.0, ended_at - started_at), 2)
-    return replace(node, seconds=seconds, worker=run.worker if active else "", version=run.version)
+    node = replace(node, worker=run.worker if active else "", version=run.version)
+    if not active and run.ended_at is None:
+        return node
+    return node.ran(started_at, None if active else run.ended_at, now)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -30,6 +30,7 @@ from flowkit.graph.validation import normalized
 from flowkit.models import Graph, NodeStatus, Settings, StartWhen, TaskStatus, temporal_names
 from flowkit.models.actions import RERUN
 from flowkit.reading.attempts import LOCAL_MARKER, AttemptOutcome, read_attempts, seconds_of
+from flowkit.reading.documents import reading
 from flowkit.reading.explain import (
     AttemptSpan,
     NodeTimeline,
@@ -41,7 +42,7 @@ from flowkit.reading.explain import (
 )
 from flowkit.reading.notes import describe_waits
 from flowkit.reading.results import set_aside_hints
-from flowkit.reading.state import TaskReader, key_of
+from flowkit.reading.state import TaskReader, add_times, key_of
 from flowkit.text import count_of, names
 from flowkit.workflows.display.summaries import TimerKind, read_timer, timer_name
 
@@ -114,8 +115,12 @@ class TaskExplanation:
     """Whether the times end now, because the task has not ended."""
     report: TimeReport
     """Of the latest run."""
+    read_at: float
+    """When it was read, in seconds since the epoch."""
+    seconds: float
+    """How long the latest run took, or had been open then, as lists say it."""
     total_seconds: float
-    """How long the task took from its creation: longer than its latest run if it has run more than once."""
+    """The same since the creation of the task: longer if it has run more than once."""
     waits_for: str
     """What the task does and waits for, in a paragraph; empty once it has ended."""
     reason: str | None = None
@@ -126,6 +131,50 @@ class TaskExplanation:
     """What is not known, in sentences."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KnownTimeline:
+    """The timeline of a task with what it is made of."""
+
+    document: Mapping[str, Any]
+    """The task document; empty without one."""
+    attempts: list[AttemptView]
+    timeline: TaskTimeline
+    read_at: float
+    """When it was read, in seconds since the epoch: the end of a task that is open."""
+    complete: bool
+    """Whether Temporal still has the whole history of the task."""
+    missing: list[str]
+    """What is not known, in sentences."""
+
+
+async def read_timeline(servers: Servers, task_id: str) -> KnownTimeline:
+    """Return the timeline of the latest run of a task, and all its attempts.
+
+    Raise UnknownTask, StoreUnavailable if MongoDB does not respond, and Temporal's RPCError if Temporal does not.
+    """
+    document = await servers.catalog.document(task_id) or {}
+    with reading(task_id):
+        observed = HistoryWaits(node["node_id"] for node in (document.get("graph") or {}).get("nodes") or ())
+    attempts, complete = await read_attempts(servers, task_id, None, observed)
+    return _make_known(document, attempts, observed, complete=complete)
+
+
+def _make_known(
+    document: Mapping[str, Any], attempts: list[AttemptView], observed: HistoryWaits, *, complete: bool
+) -> KnownTimeline:
+    now = time.time()
+    with reading(str(document.get("id"))):
+        timeline, missing = make_timeline(document, attempts, observed, now, complete=complete)
+    return KnownTimeline(
+        document=document,
+        attempts=attempts,
+        timeline=timeline,
+        read_at=now,
+        complete=complete,
+        missing=missing,
+    )
+
+
 async def explain_task(servers: Servers, task_id: str) -> TaskExplanation:
     """Return where the time of a task went, and what it waits for.
 
@@ -133,14 +182,13 @@ async def explain_task(servers: Servers, task_id: str) -> TaskExplanation:
     """
     reader = await TaskReader.at(servers, task_id)
     view = await reader.view()
-    document = await servers.catalog.document(task_id) or {}
-    observed = HistoryWaits(node["node_id"] for node in (document.get("graph") or {}).get("nodes") or ())
     try:
-        attempts, complete = await read_attempts(servers, task_id, None, observed)
+        found = await read_timeline(servers, task_id)
     except UnknownTask:  # It was deleted meanwhile.
-        attempts, complete = [], False
+        found = _make_known({}, [], HistoryWaits(()), complete=False)
+    document, timeline = found.document, found.timeline
     is_open = not view.status.closed or (bool(document) and not document.get("finished_at"))
-    timeline, missing = make_timeline(document, attempts, observed, time.time(), complete=complete)
+    view = add_times(view, read_times(document), found.read_at)
     if not document:
         timeline = replace(timeline, began_at=timeline.ended_at - (view.seconds or 0.0))
     report = explain_timeline(timeline)
@@ -150,11 +198,13 @@ async def explain_task(servers: Servers, task_id: str) -> TaskExplanation:
         status=view.status,
         is_open=is_open,
         report=report,
-        total_seconds=report.seconds + (view.total_seconds or 0.0) - (view.seconds or 0.0),
+        read_at=found.read_at,
+        seconds=view.seconds or 0.0,
+        total_seconds=view.total_seconds or 0.0,
         waits_for=waits_for,
         reason=view.reason,
         set_aside=tuple(set_aside_hints(view)),
-        missing=tuple(missing),
+        missing=tuple(found.missing),
     )
 
 
@@ -170,8 +220,8 @@ def to_json(explained: TaskExplanation) -> dict[str, Any]:
         "status": explained.status.value,
         "open": explained.is_open,
         "began_at": datetime.fromtimestamp(report.began_at, UTC).isoformat(),
-        "seconds": round(report.seconds, _DECIMALS),
-        "total_seconds": round(explained.total_seconds, _DECIMALS),
+        "seconds": explained.seconds,
+        "total_seconds": explained.total_seconds,
         "parts": {part.value: round(seconds, _DECIMALS) for part, seconds in report.parts.items()},
         "path": [
             {

@@ -96,6 +96,14 @@ class NativeOperatedDrawing(OperatedDrawing):
         return Drawing._executor(self)
 
 
+class LargeDrawing(NativeOperatedDrawing):
+    """Draws such nodes for tasks of up to 500 of them."""
+
+    letter = "q"
+    fewest_nodes = 200
+    most_nodes = 500
+
+
 def with_gates(chance: random.Random, nodes: tuple[NodePlan, ...]) -> tuple[NodePlan, ...]:
     """Return the nodes with routes, conditions and streaming edges."""
     routed = with_routes(chance, nodes)

@@ -16,7 +16,13 @@ from flowkit.graph.changes import change_problems
 from flowkit.graph.validation import parse_graph
 from tests.integration.chaos.conditions import ERROR
 from tests.integration.chaos.gates import first_predictable, with_conditions, with_streams
-from tests.integration.chaos.operated import NativeOperatedDrawing, OperatedDrawing, with_gates, with_policy
+from tests.integration.chaos.operated import (
+    LargeDrawing,
+    NativeOperatedDrawing,
+    OperatedDrawing,
+    with_gates,
+    with_policy,
+)
 from tests.integration.chaos.plans import BUILT, JSON, READ, TAILS, Drawing, MixedDrawing, TaskPlan, as_typed
 from tests.integration.chaos.routes import with_routes
 
@@ -25,7 +31,8 @@ if TYPE_CHECKING:
 
 _ID = re.compile(r"([a-z])(\d+)t(\d+)n(\d+)")
 _DRAWINGS = {
-    drawing.letter: drawing for drawing in (Drawing, MixedDrawing, OperatedDrawing, NativeOperatedDrawing)
+    drawing.letter: drawing
+    for drawing in (Drawing, MixedDrawing, OperatedDrawing, NativeOperatedDrawing, LargeDrawing)
 }
 _OPERATED_SHARE = 0.5
 _MIXED_SHARE = 0.6

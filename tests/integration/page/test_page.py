@@ -134,7 +134,7 @@ async def test_no_content_of_a_task_is_read_as_markup(
     await expect(page.locator("aside pre").filter(has_text='"text"')).to_contain_text("<img src=x")
     assert await page.locator("img").count() == 0
     await expect(page).to_have_title(re.compile("^✕"))
-    assert await page.title() == f"✕ {HOSTILE} – FlowKit"
+    assert await page.title() == f"✕ {HOSTILE} · {HOSTILE_ID} – FlowKit"
 
 
 async def test_each_action_is_applied_on_the_page(

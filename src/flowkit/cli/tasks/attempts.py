@@ -16,7 +16,8 @@ from flowkit.cli.options import (
     Where,
     with_options,
 )
-from flowkit.text import format_duration, one_line
+from flowkit.reading.notes import format_seconds
+from flowkit.text import one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,7 +92,7 @@ def attempts_table(attempts: list[AttemptView], now: float, *, wide: bool) -> Ta
             Text(each.worker or ""),
             *([Text(each.version or "")] if versions else []),
             Text(format_time(each.began_at)),
-            Text("" if seconds is None else format_duration(round(seconds, 2))),
+            Text("" if seconds is None else format_seconds(seconds)),
             Text.assemble((each.outcome, _STYLES.get(each.outcome, "")), _format_error(each)),
         ]
         table.add_row(*cells)

@@ -13,7 +13,7 @@ from flowkit.cli.screen import add_names, open_screen, plain_table
 from flowkit.graph.description import group_rows
 from flowkit.models import NodeStatus
 from flowkit.pictures.styles import style_of
-from flowkit.reading.notes import format_note
+from flowkit.reading.notes import format_note, format_seconds
 from flowkit.text import format_duration, one_line
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _format_cells(node: NodeRow) -> Iterator[Text]:
     yield status_text(node.status)
     yield Text(str(node.attempt or ""))
     yield Text(f"{node.batches:,}" if node.batches else "")
-    yield Text("" if node.seconds is None else format_duration(round(node.seconds, 1)))
+    yield Text("" if node.seconds is None else format_seconds(node.seconds))
     yield Text(format_note(node), style="yellow" if node.awaits_decision else "")
 
 
@@ -181,7 +181,7 @@ def format_line(node: NodeRow) -> str:
     """Return a line that describes a node."""
     attempt = f", attempt {node.attempt}" if node.attempt else ""
     stored = f", {node.batches:,} batch{'' if node.batches == 1 else 'es'}" if node.batches else ""
-    took = f", {format_duration(round(node.seconds, 1))}" if node.seconds is not None and _ended(node) else ""
+    took = f", {format_seconds(node.seconds)}" if node.seconds is not None and _ended(node) else ""
     note = format_note(node)
     return f"{node.node_id}  {node.status}{attempt}{stored}{took}" + (f" ({note})" if note else "")
 

@@ -82,7 +82,7 @@ def draw(explained: TaskExplanation, *, wide: bool) -> Iterator[RenderableType]:
     from rich.text import Text
 
     report = explained.report
-    age = describe_age(report.seconds, explained.total_seconds, is_open=explained.is_open)
+    age = describe_age(explained.seconds, explained.total_seconds, is_open=explained.is_open)
     yield Text(f"task {explained.task_id}: {explained.status}, {age}")
     if explained.reason:
         yield Text(one_line(explained.reason))

@@ -16,6 +16,7 @@ from flowkit.cli.options import (
     Where,
     with_options,
 )
+from flowkit.reading.notes import format_seconds
 from flowkit.text import format_duration
 
 if TYPE_CHECKING:
@@ -197,7 +198,9 @@ def _view_row(row: RegisteredWorker, now: float) -> ProcessView:
 
 
 def _make_busy(running: RunningAttempt, now: float) -> Busy:
-    seconds = None if running.started_at is None else round(max(0.0, now - running.started_at), 2)
+    from flowkit.adapters.tasks.fields import elapsed
+
+    seconds = None if running.started_at is None else elapsed(running.started_at, now)
     return Busy(task_id=running.task_id, node_id=running.node_id, attempt=running.epoch, seconds=seconds)
 
 
@@ -250,6 +253,6 @@ def format_busy(busy: Sequence[Busy]) -> str:
 
 
 def _format_attempt(busy: Busy) -> str:
-    lasted = "" if busy.seconds is None else f" for {format_duration(round(busy.seconds, 1))}"
+    lasted = "" if busy.seconds is None else f" for {format_seconds(busy.seconds)}"
     attempt = f" (attempt {busy.attempt})" if busy.attempt > 1 else ""
     return f"{busy.node_id} of {busy.task_id}{attempt}{lasted}"

@@ -12,6 +12,7 @@ const TASK_ACTIONS = [
   { name: "pause", label: "Pause", open: true, fields: ["interrupt"] },
   { name: "resume", label: "Resume", open: true },
   { name: "cancel", label: "Cancel", open: true, danger: true, blind: true },
+  { name: "change_graph", label: "Add nodes", open: true, blind: true, fields: ["added"] },
   { name: "rerun", label: "Run again", open: false, fields: ["nodes", "params", "inputs"] },
 ];
 const NODE_ACTIONS = [
@@ -19,19 +20,29 @@ const NODE_ACTIONS = [
   { name: "skip_node", label: "Skip", fields: ["interrupt"] },
   { name: "complete_node", label: "Complete", fields: ["metrics", "interrupt"] },
   { name: "fail_node", label: "Fail", fields: ["interrupt"], danger: true },
-  { name: "retry_batches", label: "Retry failed batches" },
-  { name: "skip_batches", label: "Skip failed batches" },
+  { name: "retry_batches", label: "Retry failed batches", fits: (node) => node.sets_aside },
+  { name: "skip_batches", label: "Skip failed batches", fits: (node) => node.sets_aside },
 ];
 const DECISIONS = [
   { name: "decide", label: "Approve", given: { decision: "approve" }, fields: ["comment"] },
   { name: "decide", label: "Reject", given: { decision: "reject" }, fields: ["comment"], danger: true },
 ];
 
+// What can be done with a node of this kind. Actions that never fit it are left out; once the task has ended, all but one.
+function actionsOf(node, row, closed) {
+  const whole = { node_id: undefined }; // these actions name no node
+  if (closed) return [{ name: "rerun", label: "Run again", given: { ...whole, nodes: [node.node_id] }, fields: ["params", "inputs"] }];
+  const decides = node.role === "approval" && !ENDED.has(row.status) ? DECISIONS : [];
+  const satisfies = row.status === "queued" ? (node.prerequisites || []).map((each) => ({ name: "satisfy", label: `Satisfy ${each}`, given: { ...whole, prerequisite: each } })) : [];
+  return [...decides, ...satisfies, ...NODE_ACTIONS.filter(({ fits }) => !fits || fits(node))];
+}
+
 // The fields of the forms. An empty one is not sent.
 const FIELDS = {
   interrupt: { label: "stop attempts that run", kind: "switch" },
   input_inline: { label: "Changed keys of the input, as JSON", kind: "object", example: '{"limit": 5}' },
   metrics: { label: "Final metrics, as JSON", kind: "object", example: '{"rows": 7}' },
+  added: { label: "New nodes, as a JSON list", kind: "list", sent: "nodes", example: '[{"node_id": "mail", "type": "mailer", "depends_on": ["load"]}]' },
   nodes: { label: "Nodes that run again, with what depends on them: one id a line", kind: "lines", example: "all that did not finish" },
   params: { label: "Changed params, as JSON", kind: "object", example: '{"day": "2026-01-31"}' },
   inputs: { label: "Changed keys of the inputs of nodes, as JSON by node id", kind: "object", example: '{"load": {"limit": 5}}' },
@@ -109,12 +120,14 @@ export class NodeActions extends Buttons {
     this.node = node;
   }
 
-  update(row) {
-    const key = `${row.status} ${row.attempt} ${row.awaits_decision} ${row.note}`;
+  // Show what can be done now. At the end of the task, the buttons of its run are gone at once.
+  update(row, closed) {
+    const key = `${row.status} ${row.attempt} ${row.awaits_decision} ${row.note} ${closed}`;
     if (key === this.key) return;
     this.key = key;
-    const approval = this.node.role === "approval" && !ENDED.has(row.status);
-    this.offer([...(approval ? DECISIONS : []), ...NODE_ACTIONS], { node_id: this.node.node_id });
+    if (closed !== this.closed) replace(this.element);
+    this.closed = closed;
+    this.offer(actionsOf(this.node, row, closed), { node_id: this.node.node_id });
   }
 }
 
@@ -140,7 +153,8 @@ function valueOf(name, element) {
   try {
     parsed = JSON.parse(text);
   } catch { /* reported below */ }
-  if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed)) throw new Error(`${label}: this is no JSON object; write, for example, ${example}`);
+  const isList = kind === "list";
+  if (typeof parsed !== "object" || parsed === null || Array.isArray(parsed) !== isList) throw new Error(`${label}: this is no JSON ${isList ? "list" : "object"}; write, for example, ${example}`);
   return parsed;
 }
 
@@ -149,7 +163,7 @@ function read(form, action) {
   for (const name of [...(action.fields || []), "reason"]) {
     const element = form.elements.namedItem(name);
     const value = name === "reason" ? element.value.trim() || undefined : valueOf(name, element);
-    if (value !== undefined) given[name] = value;
+    if (value !== undefined) given[FIELDS[name]?.sent || name] = value;
   }
   return given;
 }
@@ -158,7 +172,7 @@ function read(form, action) {
 function confirmAction(taskId, action, given, now) {
   const preview = h("div", { class: "preview", role: "status" }, h("p", { class: "note" }, "…"));
   const apply = h("button", { type: "submit", class: action.danger ? "danger" : "primary", disabled: true }, action.label);
-  const title = h("h2", { id: "dialog-title" }, given.node_id ? `${action.label} ${given.node_id}` : `${action.label} the task`);
+  const title = h("h2", { id: "dialog-title" }, { ...given, ...action.given }.node_id ? `${action.label} ${given.node_id}` : `${action.label} the task`);
   const form = h("form", { method: "dialog" },
     title,
     (action.fields || []).map((name) => field(name, now[name])),

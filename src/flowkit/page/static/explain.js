@@ -63,7 +63,6 @@ export class Explanation {
     if (!this.found) replace(this.container, h("p", { class: "note", role: "status" }, "reading the history of the task…"));
     try {
       this.found = await get(ofTask("explanation", this.taskId), this.signal);
-      this.readAt = Date.now() / 1000;
       this.show();
     } catch (error) {
       if (error.name === "AbortError") return;
@@ -86,7 +85,7 @@ export class Explanation {
         h("span", { class: `status ${found.status}` }, `${symbolOf(found.status)} ${STATUSES[found.status]?.word || found.status}`),
         h("span", {}, `${all && "latest run "}${found.open ? "for" : "took"} ${duration(found.seconds)}`),
         all && h("span", { class: "note" }, all),
-        found.open && [h("span", { class: "note" }, `as of ${clock(this.readAt)}`), this.again("Refresh")]),
+        found.open && [h("span", { class: "note" }, `as of ${clock(found.read_at)}`), this.again("Refresh")]),
       found.reason && h("p", { class: "reason" }, found.reason),
       found.set_aside.map((each) => h("p", { class: "sentence" }, each)),
       found.waits_for && [h("h3", {}, "What it waits for"), h("p", { class: "sentence" }, this.linked(found.waits_for))],

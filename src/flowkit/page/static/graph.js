@@ -9,6 +9,7 @@ const CHAR = 7.2;
 const SMALL_CHAR = 6.2;
 const MIN_WIDTH = 120;
 const MAX_CHARS = 32;
+const ASIDE = 60; // Room for the number of batches that are set aside.
 const READABLE = 0.35; // Below this scale, boxes show only their symbol.
 const TINY = 0.12;
 const ARROWS = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, -1], ArrowDown: [1, 1] }; // an axis, and a direction on it
@@ -21,7 +22,8 @@ const titleOf = (nodes, members) => (members.length === 1 ? nodes[members[0]].no
 
 function widthOf(node, title, count, streams) {
   const below = count > 1 ? 24 : short(node.role).length + (streams ? 24 : 15);
-  return Math.max(MIN_WIDTH, Math.round((short(title).length + 3) * CHAR) + 24, Math.round(below * SMALL_CHAR) + 24);
+  const aside = node.sets_aside ? ASIDE : 0;
+  return Math.max(MIN_WIDTH, Math.round((short(title).length + 3) * CHAR) + 24 + aside, Math.round(below * SMALL_CHAR) + 24);
 }
 
 // The status of a group is the one of its nodes that needs most attention.
@@ -121,6 +123,7 @@ export class GraphPicture {
   box(members, index, [x, y]) {
     const [width, height] = this.sizes[index];
     const symbol = s("text", { class: "symbol", x: 10, y: 18 });
+    const aside = s("text", { class: "aside-mark", x: width - 6, y: 18, "text-anchor": "end" });
     const tip = s("title", {});
     const element = s(
       "g",
@@ -134,12 +137,13 @@ export class GraphPicture {
       members.length > 1 ? s("rect", { class: "behind", x: 4, y: -4, width, height, rx: 6 }) : null,
       s("rect", { class: "body", width, height, rx: 6 }),
       symbol,
+      aside,
     );
     for (const member of members) this.groupAt.set(member, index);
     // The tooltip exists only under the pointer: it would be a second text beside the label.
     element.addEventListener("pointerenter", () => element.prepend(tip));
     element.addEventListener("pointerleave", () => tip.remove());
-    return { element, symbol, tip, width, height, members, title: this.titles[index], share: null };
+    return { element, symbol, aside, tip, width, height, members, title: this.titles[index], share: null };
   }
 
   // Add the texts of a box. A box that is too small to read them, or out of view, has none.
@@ -197,7 +201,8 @@ export class GraphPicture {
     const above = single ? this.batchesAbove(box.members[0]) : 0;
     const aside = rows.reduce((sum, each) => sum + (each.failed_batches || 0), 0).toLocaleString();
     const parts = single ? [row.attempt > 1 ? `attempt ${row.attempt}` : "", batchesText(row, above)] : counts.map(([name, count]) => `${symbolOf(name)} ${count.toLocaleString()}`);
-    const text = [...parts, aside !== "0" && `⊟ ${aside}`].filter(Boolean).join(single ? ", " : "  ");
+    const text = short(parts.filter(Boolean).join(single ? ", " : "  "), Math.floor((box.width - 16) / SMALL_CHAR));
+    setText(box.aside, aside === "0" ? "" : `⊟ ${aside}`);
     const inWords = [...(single ? parts : counts.map(([name, count]) => `${count} ${name}`)), aside !== "0" && `${aside} set aside`].filter(Boolean);
     const words = [...(single ? [row.status] : []), ...inWords].join(", ");
     const path = box.share === null ? "" : `on the critical path, ${percent(box.share)} of the time`;

@@ -1,7 +1,7 @@
 // What the handler has logged in an attempt of a node: the last lines, earlier ones on request, and new ones while it runs.
 
 import { get, ofTask } from "./api.js";
-import { h, replace, setText } from "./dom.js";
+import { copyButton, h, replace, setText } from "./dom.js";
 import { clock } from "./words.js";
 
 const PAGE = 200;
@@ -97,7 +97,7 @@ export class AttemptLines {
     if (this.left > 0) this.timer = setTimeout(() => this.poll(), more ? 0 : LIVE_MS);
   }
 
-  append({ kept, lines, earlier, end }) {
+  append({ kept, lines, earlier, end, command }) {
     const atEnd = this.list.scrollTop + this.list.clientHeight >= this.list.scrollHeight - 4;
     if (!this.last) this.older.hidden = !earlier;
     this.last = end;
@@ -110,9 +110,8 @@ export class AttemptLines {
         this.cut = true;
       }
     }
-    const command = `flowkit logs --task … ${this.node.node_id} --attempt ${this.attempt}`;
     if (!kept) setText(this.note, "Lines of handlers are not kept here: the page runs without the product observe.");
-    else if (this.cut) setText(this.note, `The last ${MOST.toLocaleString()} lines; ${command} prints all.`);
+    else if (this.cut) replace(this.note, `The last ${MOST.toLocaleString()} lines; `, h("code", {}, command), " ", copyButton(command, "the command that prints all lines"), " prints all.");
     else setText(this.note, this.first ? "" : "nothing was logged");
     if (atEnd) this.list.scrollTop = this.list.scrollHeight;
   }

@@ -20,7 +20,7 @@ export class TaskList extends LiveList {
       h("h1", {}, "Tasks"),
       this.filters(),
       h("div", { class: "tasks-scroll", role: "region", tabindex: "0", "aria-label": "Tasks" }, h("table", { class: "tasks" },
-        h("thead", {}, h("tr", {}, ["status", "task", "name", "started", "time", "reason"].map((each) => h("th", { scope: "col" }, each)))),
+        h("thead", {}, h("tr", {}, ["status", "task", "name", "created", "latest run", "reason"].map((each) => h("th", { scope: "col" }, each)))),
         this.rows)),
       this.note,
       this.pages,
@@ -89,7 +89,7 @@ export class TaskList extends LiveList {
       h("td", { class: "id" }, h("a", { href: `?${target}` }, task.task_id)),
       h("td", { class: "id" }, task.name || ""),
       h("td", { class: "when" }, moment(task.started_at)),
-      h("td", { class: "number", title: totalOf(task) }, duration(task.seconds)),
+      h("td", { class: "number" }, duration(task.seconds), totalOf(task) && h("div", { class: "note" }, totalOf(task))),
       h("td", { class: "reason", title: task.reason }, task.reason && h("span", {}, task.reason)));
   }
 }

@@ -4,7 +4,7 @@ import { get, ofTask } from "./api.js";
 import { NodeActions } from "./actions.js";
 import { copyButton, h, replace, update } from "./dom.js";
 import { AttemptLines } from "./lines.js";
-import { duration, moment, sentenceOf, STATUSES, symbolOf } from "./words.js";
+import { duration, moment, secondsOf, sentenceOf, STATUSES, symbolOf } from "./words.js";
 
 const PAGE = 20;
 const ATTEMPTS = 100;
@@ -27,9 +27,10 @@ export class NodePanel {
     replace(this.side, h("p", { class: "note" }, "Select a node to see its attempts, inputs and batches."));
   }
 
-  open(node, row, now) {
+  open(node, row, now, closed) {
     this.empty();
     this.node = node;
+    this.known = null;
     this.skip = 0;
     this.shown = null;
     this.row = null;
@@ -37,6 +38,7 @@ export class NodePanel {
     this.debug = null;
     this.failedOnly = false;
     this.state = h("div", { class: "node-state" });
+    this.question = h("div", {});
     this.attempts = h("div", {}, h("p", { class: "note" }, "loading…"));
     this.details = h("div", {});
     this.batches = h("div", {}, h("p", { class: "note" }, "loading…"));
@@ -48,12 +50,12 @@ export class NodePanel {
       h("div", { class: "side-title" }, h("h2", {}, node.node_id), copyButton(node.node_id, "the id of the node"), h("button", { "aria-label": "Close", onclick: () => { this.empty(); this.onClose(); } }, "×")),
       h("p", { class: "note" }, about),
       node.when && h("p", { class: "note" }, "starts when ", h("code", {}, node.when)),
-      this.state, this.actions.element,
+      this.state, this.question, this.actions.element,
       h("h3", {}, "Attempts"), this.attempts,
       h("h3", {}, "Log"), this.lines.element,
       this.details,
       h("h3", {}, "Batches"), this.batches);
-    if (row) this.update(row, now);
+    if (row) this.update(row, now, closed);
     else this.load();
   }
 
@@ -64,10 +66,10 @@ export class NodePanel {
     (actions.querySelector("button") ?? actions).focus();
   }
 
-  update(row, now) {
+  update(row, now, closed = false) {
     if (!this.node || !row) return;
     this.tick(row, now);
-    this.actions.update(row);
+    this.actions.update(row, closed);
     this.lines.update(row);
     this.row = row;
     const loaded = `${row.status} ${row.attempt}`;
@@ -85,23 +87,26 @@ export class NodePanel {
     if (!this.node || !row) return;
     this.now = now;
     const sentence = sentenceOf(row, now);
+    const took = secondsOf(row, now);
     update(this.state,
       h("p", {}, h("span", { class: `status ${row.status}` }, `${symbolOf(row.status)} ${STATUSES[row.status]?.word || row.status}`),
-        row.attempt ? ` attempt ${row.attempt}` : "", row.seconds ? `, ${duration(row.seconds)}` : "", row.version ? `, version ${row.version}` : ""),
+        row.attempt ? ` attempt ${row.attempt}` : "", took === null ? "" : `, ${duration(took)}`, row.version ? `, version ${row.version}` : ""),
       sentence && h("p", { class: row.status === "failed" ? "reason" : "sentence" }, sentence),
       row.status === "failed" && this.debug && command("Debug it with", this.debug, "the command that debugs the node"));
+    if (this.known?.attempts.some((each) => each.outcome === "running")) this.showAttempts(this.known.attempts, this.known.complete, now);
   }
 
-  showAttempts(attempts, complete) {
+  showAttempts(attempts, complete, now) {
     if (!this.node) return;
+    this.known = { attempts, complete };
     update(this.attempts,
       attempts.length > ATTEMPTS && h("p", { class: "note" }, `The latest ${ATTEMPTS} of ${attempts.length.toLocaleString()}:`),
       attempts.length ? h("ol", { class: "attempts" }, attempts.slice(-ATTEMPTS).map((each) => h("li", {},
         h("strong", {}, `${each.attempt}`), ` ${each.outcome}`,
         each.began_at && [", ", moment(each.began_at)],
-        each.began_at && each.ended_at ? `, ${duration(each.seconds)}` : "",
+        secondsOf(each, now) === null ? "" : `, ${duration(secondsOf(each, now))}`,
         each.worker ? `, ${each.worker}` : "",
-        attempts.length > 1 && [" ", h("button", { class: "link", onclick: () => this.lines.choose(each.attempt) }, "log")],
+        attempts.length > 1 && [" ", h("button", { class: "link", "data-key": `log ${each.attempt}`, onclick: () => this.lines.choose(each.attempt) }, "log")],
         (each.code || each.error) && h("pre", {}, [each.code, each.error].filter(Boolean).join(": "))))) : h("p", { class: "note" }, "none yet"),
       !complete && h("p", { class: "note" }, "Temporal no longer has the history of this task, so attempts may be missing."));
   }
@@ -120,6 +125,7 @@ export class NodePanel {
       const { io = {}, ...definition } = found.definition;
       this.io = io;
       this.debug = found.debug;
+      update(this.question, found.asks ? h("p", { class: "question" }, h("b", {}, "Asks: "), found.asks) : null);
       const isOpen = new Map([...this.details.children].map((each) => [each.dataset.key, each.open]));
       update(this.details, value("Inputs", io, isOpen), value("Result", found.result, isOpen), value("Definition", definition, isOpen));
       this.tick(this.row, this.now);

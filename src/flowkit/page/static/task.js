@@ -9,13 +9,14 @@ import { collapse, isLarge } from "./groups.js";
 import { NodePanel } from "./panel.js";
 import { Live } from "./polling.js";
 import { TaskState } from "./state.js";
-import { Timeline } from "./timeline.js";
-import { clock, duration, ENDED, percent, sentenceOf, STATUSES, symbolOf, totalOf } from "./words.js";
+import { rowsOf, Timeline } from "./timeline.js";
+import { clock, duration, ENDED, percent, secondsOf, sentenceOf, STATUSES, symbolOf, totalOf } from "./words.js";
 
 const ATTEMPTS_MS = 2000;
 const TICK_MS = 1000;
 const UPDATE_MS = 10_000; // An update is asked for again after this time.
 const LISTED = 500;
+const NAMED = 5; // nodes that a line of the headline names
 
 export class TaskPage {
   // `keep` changes the address, and `onRefused(error)` follows when the token is no longer valid.
@@ -157,7 +158,10 @@ export class TaskPage {
 
   showTitle() {
     const { task } = this.state;
-    setTitle(`${task ? `${symbolOf(task.status)} ` : ""}${this.structure?.name || this.taskId} – FlowKit`);
+    const { name, scheduled_at: at } = this.structure;
+    const nominal = at?.replace("T", " ").replace(/(:00)?Z$/, "Z"); // what tells the tabs of a schedule's tasks apart comes first
+    const what = nominal && name ? `${nominal} ${name}` : name && name !== this.taskId ? `${name} · ${this.taskId}` : this.taskId;
+    setTitle(`${task ? `${symbolOf(task.status)} ` : ""}${what} – FlowKit`);
   }
 
   // Show a view; the graph if there is none of this name.
@@ -261,7 +265,7 @@ export class TaskPage {
     if (this.query.get("hide") === "1") this.graph.hideEnded(true);
     this.showHeadline();
     if (this.view === "list") this.listNodes();
-    if (this.selected !== null && (changed === null || changed.includes(this.selected))) this.panel.update(this.described(this.selected), this.now);
+    if (this.selected !== null) this.panel.update(this.described(this.selected), this.now, this.state.task.closed);
     this.actions.update();
   }
 
@@ -299,7 +303,7 @@ export class TaskPage {
     this.graph.chosen = this.selected ?? -1;
     if (this.selected !== null) {
       this.expanded.add(this.selected);
-      this.panel.open(this.structure.nodes[this.selected], this.described(this.selected), this.now);
+      this.panel.open(this.structure.nodes[this.selected], this.described(this.selected), this.now, this.state.task?.closed);
     } else if (node !== null) {
       toast(`The task has no node “${node}” any more.`);
       this.address({ node: null });
@@ -318,6 +322,7 @@ export class TaskPage {
     this.showHeadline();
     if (this.selected !== null) this.panel.tick(this.described(this.selected), this.now);
     this.showAttempts();
+    if (this.view === "list") this.listNodes();
     if (this.view === "variables" && this.variablesStale) this.loadVariables();
   }
 
@@ -330,21 +335,28 @@ export class TaskPage {
     const all = totalOf({ seconds, total_seconds: total });
     const latest = all ? "latest run " : "";
     const waiting = rows.filter((row) => row?.awaits_decision);
-    const aside = rows.reduce((sum, row) => sum + (row?.failed_batches || 0), 0);
+    const asideIn = rows.filter((row) => row?.failed_batches);
+    const aside = asideIn.reduce((sum, row) => sum + row.failed_batches, 0);
     update(this.headline,
       h("p", { class: "summary" },
         h("span", { class: `status ${task.status}` }, `${symbolOf(task.status)} ${STATUSES[task.status]?.word || task.status}`),
         seconds !== null && h("span", {}, `${latest}${task.closed ? "took" : "for"} ${duration(seconds)}`),
         all && h("span", { class: "note" }, all),
         [...counts].map(([status, count]) => h("span", { class: `count ${status}` }, `${symbolOf(status)} ${count.toLocaleString()} ${STATUSES[status]?.word || status}`)),
-        aside > 0 && h("span", { class: "count aside" }, `⊟ ${aside.toLocaleString()} ${aside === 1 ? "batch" : "batches"} set aside`),
         task.source === "document" && !task.closed && h("span", { class: "note" }, "from the document: no engine responds")),
       task.reason && h("p", { class: "reason" }, task.reason),
       task.paused?.length ? h("p", { class: "paused" }, `‖ paused: ${task.paused.join("; ")}`) : null,
-      waiting.length ? h("p", { class: "decides" }, `◆ ${waiting.length === 1 ? "one node waits" : `${waiting.length} nodes wait`} for a decision: `,
-        waiting.slice(0, 5).map((row, place) => [place ? ", " : "", h("button", { class: "link", "data-key": row.node_id, onclick: () => this.choose(this.places.get(row.node_id)) }, row.node_id)]),
-        waiting.length > 5 && `, and ${waiting.length - 5} more`) : null,
+      waiting.length ? h("p", { class: "decides" }, `◆ ${waiting.length === 1 ? "one node waits" : `${waiting.length.toLocaleString()} nodes wait`} for a decision: `, this.linksTo(waiting, "decides")) : null,
+      aside ? h("p", { class: "aside" }, `⊟ ${aside.toLocaleString()} ${aside === 1 ? "batch" : "batches"} set aside: `, this.linksTo(asideIn, "aside")) : null,
       problem && h("p", { class: "reason", role: "alert" }, `Not live since ${clock(lostAt)}: ${problem}`));
+  }
+
+  // The ids of the first nodes of these rows, as buttons, and how many more there are.
+  linksTo(rows, kind) {
+    const shown = rows.slice(0, NAMED);
+    return [
+      shown.map((row, place) => [place ? ", " : "", h("button", { class: "link", "data-key": `${kind} ${row.node_id}`, onclick: () => this.choose(this.places.get(row.node_id)) }, row.node_id)]),
+      rows.length > NAMED && `, and ${(rows.length - NAMED).toLocaleString()} more`];
   }
 
   // --- attempts
@@ -374,23 +386,25 @@ export class TaskPage {
   }
 
   async loadAttempts(node) {
-    const { attempts, complete } = await get(ofTask("attempts", this.taskId, node ? { node } : {}), this.stopped.signal);
-    this.attempts = { node, list: attempts, complete };
+    const { attempts, waits, read_at: at, complete } = await get(ofTask("attempts", this.taskId, node ? { node } : {}), this.stopped.signal);
+    if (at < this.state.at) this.attemptsStale = true; // they were read for somebody else, before the latest change
+    this.attempts = { node, list: attempts, complete, rows: rowsOf(attempts, waits || [], (id) => this.places.get(id)) };
     this.showAttempts();
     this.showNodeAttempts();
   }
 
   showAttempts() {
     if (this.view !== "timeline" || !this.attempts || this.attempts.node) return;
-    const hide = this.query.get("hide") === "1";
-    this.timeline.show(hide ? this.attempts.list.filter((each) => each.outcome !== "finished") : this.attempts.list, this.now);
+    const { rows } = this.attempts;
+    const wanted = this.query.get("hide") === "1" ? (this.attempts.open ??= rows.filter((each) => each.outcome !== "finished")) : rows;
+    this.timeline.show(wanted, this.now, !this.state.task?.closed);
   }
 
   showNodeAttempts() {
     if (this.selected === null || !this.attempts) return;
     const { node, list, complete } = this.attempts;
     const id = this.structure.nodes[this.selected].node_id;
-    if (!node || node === id) this.panel.showAttempts(node ? list : list.filter((each) => each.node_id === id), complete);
+    if (!node || node === id) this.panel.showAttempts(node ? list : list.filter((each) => each.node_id === id), complete, this.now);
   }
 
   // --- nodes
@@ -420,7 +434,7 @@ export class TaskPage {
       h("td", {}, node.function ? `${node.role} ${node.function}` : node.role),
       h("td", { class: "number" }, row?.attempt || ""),
       h("td", { class: "number" }, row?.batches?.toLocaleString() || ""),
-      h("td", { class: "number" }, duration(row?.seconds)),
+      h("td", { class: "number" }, row && duration(secondsOf(row, this.now))),
       this.shares && h("td", { class: "number" }, this.shares.has(node.node_id) && `★ ${percent(this.shares.get(node.node_id))}`),
       h("td", { class: "what" }, h("div", {}, sentenceOf(row, this.now))))));
   }
@@ -450,7 +464,7 @@ export class TaskPage {
     const node = this.structure.nodes[index];
     if (this.graph.groups?.[this.graph.groupAt.get(index)]?.length > 1) this.expand([index]);
     this.graph.select(index);
-    this.panel.open(node, this.described(index), this.now);
+    this.panel.open(node, this.described(index), this.now, this.state.task?.closed);
     this.showNodeAttempts();
     this.attemptsStale = true;
     this.wake?.();

@@ -15,6 +15,8 @@ export const STATUSES = {
 
 export const ENDED = new Set(["finished", "failed", "cancelled", "skipped"]);
 
+const RUNS = new Set(["running", "cancelling"]);
+
 export const symbolOf = (status) => (STATUSES[status] || { symbol: "?" }).symbol;
 
 // A duration in its two largest units: 60 ms, 2.5 s, 45 s, 1 min 5 s, 2 h 0 min, 3 d 4 h. It is rounded before it is cut into units.
@@ -28,6 +30,13 @@ export function duration(seconds) {
   if (rounded(1) < 3600) return `${Math.floor(rounded(1) / 60)} min ${rounded(1) % 60} s`;
   if (rounded(60) < 1440) return `${Math.floor(rounded(60) / 60)} h ${rounded(60) % 60} min`;
   return `${Math.floor(rounded(3600) / 24)} d ${rounded(3600) % 24} h`;
+}
+
+// How long an attempt, or the latest one of a node, took or has been running; null if that is unknown. Times of attempts
+// on the page have no other formula.
+export function secondsOf({ began_at: began, ended_at: ended, outcome, status }, now) {
+  const until = RUNS.has(outcome ?? status) ? now : ended;
+  return began && until ? Math.max(0, until - began) : null;
 }
 
 // How long all runs of a task took, if it has run again; empty otherwise. Its own duration is that of the latest run.
@@ -61,6 +70,9 @@ export function moment(given) {
   const at = dateOf(given);
   return at && h("time", { datetime: at.toISOString(), title: utc(at) }, local(at));
 }
+
+// The time of day of a moment, which is given in seconds since the epoch.
+export const timeOfDay = (moment) => new Date(moment * 1000).toLocaleTimeString(undefined, { timeStyle: "medium" });
 
 // A time in a time zone; in UTC if this browser does not know the zone.
 export function instant(text, zone) {

@@ -1,0 +1,332 @@
+"""What the page shows of random tasks with actions agrees, at each step, with their documents and with Temporal.
+
+The list, the head, the nodes, the timeline and Explain are read as the page reads them, and for some tasks in a
+browser. A difference counts from when both the surface differs and the truth has its present value. Tasks continue as
+new runs, and some run again. `FLOWKIT_SHOWN_TASKS=100` runs that many tasks; differences that last longer than three
+seconds on the page, or five in the list, then fail the test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+import time
+from collections import Counter, defaultdict
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+import pytest
+
+from flowkit.adapters.tasks.store import TaskStore
+from flowkit.client import TaskCatalog, TaskClient
+from flowkit.page.process import PageProcess, PageSettings
+from flowkit.reading.state import Servers
+from tests.integration.chaos import typed
+from tests.integration.chaos.handlers import Planned, count, touching
+from tests.integration.chaos.operated import LargeDrawing, NativeOperatedDrawing, with_policy
+from tests.integration.chaos.operators import Operator
+from tests.integration.chaos.plans import INLINE_ROLE, PRINTER, ROLES, TOUCH
+from tests.integration.chaos.tasks import drawn_task
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, wait_seconds
+from tests.integration.page.surfaces import PageReader, read_browser, read_truth
+from tests.page.browser import open_browser, open_page
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from playwright.async_api import Browser
+    from pytest import CaptureFixture
+
+    from tests.integration.chaos.plans import TaskPlan
+    from tests.integration.harness import Harness
+
+pytestmark = pytest.mark.server
+
+TASKS = int(os.environ.get("FLOWKIT_SHOWN_TASKS") or 100)
+SEED = int(os.environ.get("FLOWKIT_SEED") or 58)
+FEW = 4
+OPEN = 8
+PAGE_SEC, LIST_SEC = 3.0, 5.0
+BROWSED = 20
+"""One of so many tasks is also watched in a browser."""
+LARGE = 25
+"""One of so many tasks has hundreds of nodes."""
+_STEP_SEC = 0.5
+_ENDED_SEC = 0.01
+"""How far two readings of a time that stands may differ: stored dates have milliseconds."""
+_OWN = ("status", "seconds", "total")
+
+
+def plan_of(number: int) -> TaskPlan:
+    """Return a task without external nodes, to which actions are sent."""
+    large = number % LARGE == LARGE - 1
+    plan = drawn_task(SEED, number, LargeDrawing if large else NativeOperatedDrawing)
+    plan = with_policy(random.Random(f"{SEED}-{number}-shown"), plan)
+    return replace(plan, task_id=f"shown-{SEED}-{number}")
+
+
+class Differences:
+    """How long the surfaces of one task have differed from the truth."""
+
+    def __init__(self, limits: Mapping[str, float], longest: dict[str, float]) -> None:
+        self._limits = limits
+        self._longest = longest
+        self._truth: dict[str, tuple[Any, float]] = {}
+        """Each value of the truth, and since when it has been this one."""
+        self._since: dict[tuple[str, str], float] = {}
+        """Since when values differ, by surface and name."""
+        self.problems: list[str] = []
+        self.compared = 0
+
+    def note_truth(self, truth: Mapping[str, Any], at: float) -> None:
+        """Take a reading of the truth."""
+        for name, value in truth.items():
+            known = self._truth.get(name)
+            if known is None or not _same(name, value, known[0], PAGE_SEC):
+                self._truth[name] = (value, at)
+            else:
+                self._truth[name] = (value, known[1])
+
+    def compare(self, surface: str, shown: Mapping[str, Any], truth: Mapping[str, Any], at: float) -> None:
+        """Compare a surface, as it was at a time, with two equal readings of the truth around it."""
+        for key in [each for each in self._since if each[0] == surface and each[1] not in truth]:
+            del self._since[key]
+        for name, value in truth.items():
+            if name not in shown:
+                continue
+            self.compared += 1
+            key = surface, name
+            tolerance = _ENDED_SEC if truth["closed"] else PAGE_SEC
+            if _same(name, shown[name], value, tolerance):
+                self._since.pop(key, None)
+                continue
+            begun = max(self._since.setdefault(key, at), self._truth[name][1])
+            lasted = at - begun
+            self._longest[surface] = max(self._longest[surface], lasted)
+            if lasted > self._limits[surface]:
+                self.problems.append(f"{surface} shows {name} as {shown[name]} for {lasted:.1f} s: {value}")
+
+    @property
+    def open(self) -> dict[tuple[str, str], float]:
+        """What differs now."""
+        return self._since
+
+
+def _same(name: str, shown: Any, value: Any, tolerance: float) -> bool:
+    is_time = name in ("seconds", "total") or name.endswith(":seconds")
+    if is_time and shown is not None and value is not None:
+        return abs(shown - value) <= tolerance
+    return bool(shown == value)
+
+
+def expected_of(truth: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the truth with what the timeline shows: the latest attempt of each node that has begun one."""
+    latest = {
+        f"{name.removesuffix(':seconds')}:attempt": truth[f"{name.removesuffix(':seconds')}:state"][1]
+        for name, value in truth.items()
+        if name.endswith(":seconds") and value is not None
+    }
+    return {**truth, **latest}
+
+
+class Watch:
+    """Operates one task, and compares its surfaces until it has ended."""
+
+    def __init__(self, checker: Checker, plan: TaskPlan, number: int) -> None:
+        self._checker = checker
+        self._plan = plan
+        self._number = number
+        self._chance = random.Random(f"{SEED}-{number}-watch")
+        self.differences = Differences(checker.limits, checker.longest)
+
+    async def run(self) -> list[str]:
+        """Return what differed for too long, or still differs at the end."""
+        harness, plan = self._checker.harness, self._plan
+        await harness.coordinator.create_task(params={}, graph=plan.as_graph(), task_id=plan.task_id)
+        handle = (await harness.client()).get_workflow_handle(plan.task_id)
+        await harness.until_status(plan.task_id, "queued", "running", "deferred", "finished", "failed")
+        operator = Operator(plan, random.Random(f"{plan.task_id}-actions"), handle, harness)
+        reader = PageReader(self._checker.client, self._checker.base, plan.task_id)
+        async with AsyncExitStack() as stack:
+            following = asyncio.create_task(reader.follow())
+            stack.callback(following.cancel)
+            page = None
+            if self._number % BROWSED == 0 and self._checker.browser is not None:
+                page = await stack.enter_async_context(open_page(self._checker.browser))
+                await page.goto(f"{self._checker.base}/?task={plan.task_id}&view=list")
+            operating = asyncio.create_task(self._operate(operator))
+            stack.callback(operating.cancel)
+            step = 0
+            while not operating.done() or self.differences.open:
+                await self._step(reader, handle, page, step)
+                step += 1
+                await wait_seconds(_STEP_SEC)
+                if operating.done() and self._is_stuck():
+                    break
+            await operating
+            await self._compare_ends(reader)
+        open_ = [f"at the end, {surface} differs in {name}" for surface, name in self.differences.open]
+        return [f"{plan.task_id}: {each}" for each in [*self.differences.problems[:5], *open_]]
+
+    def _is_stuck(self) -> bool:
+        return any(time.monotonic() - since > EVENT_TIMEOUT_SEC for since in self.differences.open.values())
+
+    async def _operate(self, operator: Operator) -> None:
+        """Send actions until the task has ended, then perhaps run it again, once."""
+        again = self._chance.random() < 0.4
+        while True:
+            document = await self._checker.harness.document(self._plan.task_id)
+            if document["finished_at"] is None:
+                await operator.act()
+            elif again:
+                again = False
+                if await operator.rerun([self._chance.choice(self._plan.nodes).node_id]):
+                    await eventually(partial(self._runs_again, document.get("run_seq")))
+            else:
+                return
+            await wait_seconds(operator.pause)
+
+    async def _runs_again(self, run_seq: int | None) -> bool:
+        document = await self._checker.harness.document(self._plan.task_id)
+        return bool(document.get("run_seq") != run_seq)
+
+    async def _step(self, reader: PageReader, handle: Any, page: Any, step: int) -> None:
+        look = partial(read_truth, self._checker.harness.db, handle, self._plan.task_id)
+        before, at = await look(), time.monotonic()
+        self.differences.note_truth(before, at)
+        shown = [reader.head_and_nodes(), await reader.list_line()]
+        if step % 3 == 0 or self.differences.open or before["closed"]:
+            shown += [await reader.explanation(), await reader.timeline()]
+        if page is not None and await page.locator("table.nodes tbody tr").count():
+            shown.append(await read_browser(page))
+        after = expected_of(await look())
+        self.differences.note_truth(after, time.monotonic())
+        same = {
+            name: value
+            for name, value in after.items()
+            if name not in before or _same(name, value, before[name], PAGE_SEC)
+        }
+        same["closed"] = before["closed"] and after["closed"]
+        for surfaces in shown:
+            for surface, values in surfaces.items():
+                self.differences.compare(surface, values, same, at)
+
+    async def _compare_ends(self, reader: PageReader) -> None:
+        """Compare the numbers of all surfaces exactly, and the attempts with those of Temporal's histories."""
+        (listed,) = (await reader.list_line()).values()
+        (explained,) = (await eventually(reader.explanation)).values()
+        head = reader.head_and_nodes()["head"]
+        for name in _OWN:
+            if not listed[name] == explained[name] == head[name]:
+                values = listed[name], explained[name], head[name]
+                self.differences.problems.append(f"list, Explain and head show {name} as {values}")
+        shown = {(each["node_id"], each["attempt"]) for each in await reader.attempts()}
+        recorded = await self._recorded()
+        if missing := recorded - shown:
+            self.differences.problems.append(f"the timeline lacks {missing}")
+
+    async def _recorded(self) -> set[tuple[str, int]]:
+        """Return the attempts that Temporal has scheduled, in all runs."""
+        client, run_id, found = await self._checker.harness.client(), None, set[tuple[str, int]]()
+        while run_id != "":
+            handle = client.get_workflow_handle(self._plan.task_id, run_id=run_id)
+            events = (await handle.fetch_history()).events
+            for event in events:
+                name, _, epoch = event.activity_task_scheduled_event_attributes.activity_id.rpartition(".")
+                found |= {(name, int(epoch))} if name and epoch.isdecimal() else set()
+            run_id = events[0].workflow_execution_started_event_attributes.continued_execution_run_id
+        return found
+
+
+class Checker:
+    """Runs random tasks beside a page server, and compares what it shows."""
+
+    def __init__(
+        self,
+        harness: Harness,
+        client: aiohttp.ClientSession,
+        base: str,
+        browser: Browser | None,
+        limits: Mapping[str, float],
+    ) -> None:
+        self.harness = harness
+        self.client = client
+        self.base = base
+        self.browser = browser
+        self.limits = limits
+        self.longest: dict[str, float] = defaultdict(float)
+        self.compared = 0
+        self.nodes = 0
+        self.statuses: Counter[str] = Counter()
+
+    async def run(self, tasks: int) -> list[str]:
+        """Return the problems of this many tasks."""
+        slots = asyncio.Semaphore(OPEN)
+
+        async def one(number: int) -> list[str]:
+            async with slots:
+                plan = plan_of(number)
+                watch = Watch(self, plan, number)
+                problems = await watch.run()
+                self.compared += watch.differences.compared
+                self.nodes += len(plan.nodes)
+                self.statuses[(await self.harness.document(plan.task_id))["status"]] += 1
+                return problems
+
+        return [each for found in await asyncio.gather(*map(one, range(tasks))) for each in found]
+
+    def __str__(self) -> str:
+        longest = ", ".join(f"{surface} {seconds:.1f} s" for surface, seconds in sorted(self.longest.items()))
+        figures = f"{dict(self.statuses)}, {self.nodes} nodes, {self.compared:,} comparisons"
+        return f"{figures}; longest differences: {longest}"
+
+
+@pytest.mark.slow(30)
+@pytest.mark.timeout(3_600)
+@pytest.mark.parametrize(
+    ("tasks", "page_sec", "list_sec"),
+    [
+        pytest.param(FEW, EVENT_TIMEOUT_SEC, EVENT_TIMEOUT_SEC, id="few"),
+        pytest.param(TASKS, PAGE_SEC, LIST_SEC, id="many", marks=pytest.mark.nightly),
+    ],
+)
+async def test_the_page_shows_what_documents_and_histories_say(
+    short_runs: Harness,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: CaptureFixture[str],
+    tasks: int,
+    page_sec: float,
+    list_sec: float,
+) -> None:
+    monkeypatch.setattr(typed, "BEHAVES", True)
+    handlers: dict[str, Any] = {
+        each.role: each for each in (*(Planned(role, behaves=True) for role in ROLES), *typed.TYPED)
+    }
+    inline = {role: handlers.pop(role) for role in (INLINE_ROLE, PRINTER)}
+    touch = touching(partial(count, short_runs.db.touches))
+    await short_runs.engine(inline, **{TOUCH: touch})
+    await short_runs.worker(handlers, concurrency=OPEN)
+    client = await short_runs.client()
+    owner = TaskClient(client, TaskStore(short_runs.db), queue=short_runs.queue, any_queue=True)
+    servers = Servers(temporal=client, tasks=owner, catalog=TaskCatalog(short_runs.db), db=short_runs.db)
+    process = PageProcess(servers, PageSettings(addresses=[("127.0.0.1", 0)]))
+    limits = defaultdict(lambda: page_sec, list=list_sec)
+    await process.start()
+    try:
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None))
+            )
+            browser = await stack.enter_async_context(open_browser())
+            checker = Checker(short_runs, session, f"http://127.0.0.1:{process.ports[0]}", browser, limits)
+            problems = await checker.run(tasks)
+    finally:
+        await process.stop()
+    with capsys.disabled():
+        sys.stdout.write(f"\n  seed {SEED}, {tasks} tasks: {checker}\n")
+    assert not problems, "\n".join(problems)
