@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +98,7 @@ def require_node(document: dict[str, Any], node_id: str | None) -> None:
     known = [node["node_id"] for node in document["graph"]["nodes"]]
     if node_id is not None and node_id not in known:
         task_id = document["id"]
-        shows = f"`flowkit status {shlex.quote(task_id)}` shows its nodes"
+        shows = f"`flowkit status {shell_word(task_id)}` shows its nodes"
         problem = ConfigError(f"task {task_id!r} has no node {node_id!r}")
         problem.add_note(did_you_mean(node_id, known, otherwise=shows))
         raise problem
@@ -146,7 +145,7 @@ def set_aside_hints(task: TaskView | ResultView) -> list[str]:
     counts = {node.node_id: node.failed_batches for node in task.nodes if node.failed_batches}
     hints = [
         f"{describe_set_aside(count)} in {node_id}: "
-        f"`flowkit batches {shlex.quote(task.task_id)} {shlex.quote(node_id)} --failed`"
+        f"`flowkit batches {shell_word(task.task_id)} {shell_word(node_id)} --failed`"
         for node_id, count in [*counts.items()][:_HINTS]
     ]
     more = len(counts) - len(hints)
