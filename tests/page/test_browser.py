@@ -158,8 +158,9 @@ async def test_a_tap_shows_the_panel_on_a_phone(
 ) -> None:
     await stage.add("t-1", nodes("a", "b"))
     server = await start()
-    phone = {"viewport": {"width": 380, "height": 780}, "has_touch": True, "is_mobile": True}
-    async with await browser.new_context(**phone) as context:
+    async with await browser.new_context(
+        viewport={"width": 380, "height": 780}, has_touch=True, is_mobile=True
+    ) as context:
         page = await context.new_page()
         await page.goto(address(server, task="t-1"))
         await box(page, "b").tap()
