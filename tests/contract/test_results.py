@@ -126,7 +126,7 @@ async def test_an_attempt_ends_before_a_decision_about_its_failure(db: Any, task
     ended = {"a": AT + 3, "b": AT + 3}
     assert {name: run.ended_at for name, run in (await TaskQueries(db).node_runs(TASK)).items()} == ended
     failed = shown("b", NodeStatus.FAILED, index=1, epoch=1, last_error="bad: x", decided=True)
-    await tasks.close_task(replace(close(failed, status=TaskStatus.FAILED), at=AT + 900))
+    await tasks.close_task(replace(close(decided, failed, status=TaskStatus.FAILED), at=AT + 900))
     assert {name: run.ended_at for name, run in (await TaskQueries(db).node_runs(TASK)).items()} == ended
     nodes = (await stored(db))["graph"]["nodes"]
     assert [utc(each["finished_at"]).timestamp() for each in nodes] == [AT + 600, AT + 900]
