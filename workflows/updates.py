@@ -39,7 +39,7 @@ from flowkit.models import (
 )
 from flowkit.models.actions import RERUN, PausedScope
 from flowkit.models.columns import pack
-from flowkit.text import printed, shell_word
+from flowkit.text import printed, shell_command
 from flowkit.workflows.display.details import format_pause
 from flowkit.workflows.document import write_timeout
 from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
@@ -253,7 +253,7 @@ class TaskActions:
             raise rejection(
                 ActionRejected(
                     f"batch_uids has {printed(checked.unknown[0])}, which node {printed(node_id)} has not set aside; "
-                    f"`flowkit batches {shell_word(task_id)} {shell_word(node_id)} --failed` lists the batches",
+                    f"`{shell_command('flowkit batches', task_id, node_id, options=['--failed'])}` lists the batches",
                     RejectionCause.UNKNOWN,
                 )
             )

@@ -31,7 +31,7 @@ from flowkit.errors import GraphError
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus
 from flowkit.reading.results import debug_command
-from flowkit.text import shell_word, visible
+from flowkit.text import shell_command, shell_word, visible
 from flowkit.validation.arguments import new_task_id_problem
 
 if TYPE_CHECKING:
@@ -84,6 +84,12 @@ def test_a_word_of_a_command_has_no_character_that_acts_in_a_terminal(text: str)
     assert word.isprintable()
     printed = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True).stdout
     assert printed.decode() == text
+
+
+def test_an_argument_of_a_command_is_never_taken_for_an_option() -> None:
+    assert shell_command("flowkit status", "t 1", options=["--watch"]) == "flowkit status 't 1' --watch"
+    assert shell_command("flowkit retry", "-t", "a", options=["--json"]) == "flowkit retry --json -- -t a"
+    assert debug_command("--json", "n") == "flowkit debug --handler MODULE:CLASS -- --json n"
 
 
 def test_the_command_that_debugs_a_batch_can_be_pasted() -> None:

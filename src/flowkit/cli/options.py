@@ -14,7 +14,7 @@ import typer
 from flowkit.cli.output import log_warnings
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.errors import ConfigError
-from flowkit.text import shell_word, shown, shown_address
+from flowkit.text import shell_command, shown, shown_address
 from flowkit.validation import arguments, settings
 
 DEFAULT_MONGO_URL = "mongodb://localhost:27017"
@@ -305,18 +305,12 @@ def repeated_command(context: typer.Context, *, without: Sequence[str], instead:
             arguments += map(str, values)
         elif not (label == "--mongo-url" and shown_address(str(value)) != value):
             options += [word for each in values for word in _repeated_option(parameter, each)]
-    ordered = [*options, "--", *arguments] if _has_dash(arguments) else [*arguments, *options]
     command = context.command_path.removeprefix(context.find_root().command_path)
-    return f"flowkit{command} {' '.join(map(shell_word, ordered))}"
+    return shell_command(f"flowkit{command}", *arguments, options=options)
 
 
 def _repeated_option(option: Any, value: object) -> list[str]:
     if isinstance(value, bool):
         return [*(option.opts if value else option.secondary_opts)[:1]]
     label = option.opts[0]
-    return [f"{label}={value}"] if _has_dash([str(value)]) else [label, str(value)]
-
-
-def _has_dash(words: Sequence[str]) -> bool:
-    """Return whether a parser would take one of these words for an option."""
-    return any(each.startswith("-") and each != "-" for each in words)
+    return [f"{label}={value}"] if str(value).startswith("-") else [label, str(value)]
