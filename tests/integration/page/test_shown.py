@@ -37,7 +37,7 @@ from tests.integration.page.surfaces import PageReader, read_browser, read_truth
 from tests.page.browser import open_browser, open_page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from playwright.async_api import Browser
     from pytest import CaptureFixture
@@ -253,13 +253,16 @@ class Checker:
         base: str,
         browser: Browser | None,
         limits: Mapping[str, float],
+        show: Callable[..., None],
     ) -> None:
         self.harness = harness
         self.client = client
         self.base = base
         self.browser = browser
         self.limits = limits
+        self.show = show
         self.longest: dict[str, float] = defaultdict(float)
+        self.tasks = 0
         self.compared = 0
         self.nodes = 0
         self.statuses: Counter[str] = Counter()
@@ -272,10 +275,15 @@ class Checker:
             async with slots:
                 plan = plan_of(number)
                 watch = Watch(self, plan, number)
-                problems = await watch.run()
+                try:
+                    problems = await watch.run()
+                except Exception as error:  # the others go on
+                    problems = [f"{plan.task_id}: {error!r}"]
+                self.tasks += 1
                 self.compared += watch.differences.compared
                 self.nodes += len(plan.nodes)
                 self.statuses[(await self.harness.document(plan.task_id))["status"]] += 1
+                self.show(f"{self.tasks} tasks: {self}", *problems)
                 return problems
 
         return [each for found in await asyncio.gather(*map(one, range(tasks))) for each in found]
@@ -284,6 +292,13 @@ class Checker:
         longest = ", ".join(f"{surface} {seconds:.1f} s" for surface, seconds in sorted(self.longest.items()))
         figures = f"{dict(self.statuses)}, {self.nodes} nodes, {self.compared:,} comparisons"
         return f"{figures}; longest differences: {longest}"
+
+
+def show(capsys: CaptureFixture[str], *lines: str) -> None:
+    """Print lines, even when the test passes."""
+    with capsys.disabled():
+        sys.stdout.write("".join(f"\n  {each}" for each in lines))
+        sys.stdout.flush()
 
 
 @pytest.mark.slow(30)
@@ -323,10 +338,9 @@ async def test_the_page_shows_what_documents_and_histories_say(
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None))
             )
             browser = await stack.enter_async_context(open_browser())
-            checker = Checker(short_runs, session, f"http://127.0.0.1:{process.ports[0]}", browser, limits)
+            address = f"http://127.0.0.1:{process.ports[0]}"
+            checker = Checker(short_runs, session, address, browser, limits, partial(show, capsys))
             problems = await checker.run(tasks)
     finally:
         await process.stop()
-    with capsys.disabled():
-        sys.stdout.write(f"\n  seed {SEED}, {tasks} tasks: {checker}\n")
     assert not problems, "\n".join(problems)
