@@ -275,10 +275,7 @@ class Checker:
             async with slots:
                 plan = plan_of(number)
                 watch = Watch(self, plan, number)
-                try:
-                    problems = await watch.run()
-                except Exception as error:  # the others go on
-                    problems = [f"{plan.task_id}: {error!r}"]
+                problems = await watch.run()
                 self.tasks += 1
                 self.compared += watch.differences.compared
                 self.nodes += len(plan.nodes)
@@ -286,7 +283,11 @@ class Checker:
                 self.show(f"{self.tasks} tasks: {self}", *problems)
                 return problems
 
-        return [each for found in await asyncio.gather(*map(one, range(tasks))) for each in found]
+        ends = await asyncio.gather(*map(one, range(tasks)), return_exceptions=True)
+        found = [
+            [f"task {at}: {end!r}"] if isinstance(end, BaseException) else end for at, end in enumerate(ends)
+        ]
+        return [each for some in found for each in some]
 
     def __str__(self) -> str:
         longest = ", ".join(f"{surface} {seconds:.1f} s" for surface, seconds in sorted(self.longest.items()))
