@@ -111,6 +111,11 @@ class Differences:
             if lasted > self._limits[surface]:
                 self.problems.append(f"{surface} shows {name} as {shown[name]} for {lasted:.1f} s: {value}")
 
+    def pause(self, seconds: float) -> None:
+        """Do not count a time in which this process, which is also that of the page, was starved."""
+        self._truth = {name: (value, at + seconds) for name, (value, at) in self._truth.items()}
+        self._since = {key: at + seconds for key, at in self._since.items()}
+
     @property
     def open(self) -> dict[tuple[str, str], float]:
         """What differs now."""
@@ -120,7 +125,7 @@ class Differences:
 def _same(name: str, shown: Any, value: Any, tolerance: float) -> bool:
     is_time = name in ("seconds", "total") or name.endswith(":seconds")
     if is_time and shown is not None and value is not None:
-        return abs(shown - value) <= tolerance
+        return bool(abs(shown - value) <= tolerance)
     return bool(shown == value)
 
 
@@ -143,6 +148,7 @@ class Watch:
         self._number = number
         self._chance = random.Random(f"{SEED}-{number}-watch")
         self.differences = Differences(checker.limits, checker.longest)
+        self._last = 0.0
 
     async def run(self) -> list[str]:
         """Return what differed for too long, or still differs at the end."""
@@ -196,6 +202,11 @@ class Watch:
         return bool(document.get("run_seq") != run_seq)
 
     async def _step(self, reader: PageReader, handle: Any, page: Any, step: int) -> None:
+        begun = time.monotonic()
+        if self._last and (starved := begun - self._last - 2 * _STEP_SEC) > 0:
+            self.differences.pause(starved)
+            self._checker.starved += starved
+        self._last = begun
         look = partial(read_truth, self._checker.harness.db, handle, self._plan.task_id)
         before, at = await look(), time.monotonic()
         self.differences.note_truth(before, at)
@@ -225,7 +236,9 @@ class Watch:
             if not listed[name] == explained[name] == head[name]:
                 values = listed[name], explained[name], head[name]
                 self.differences.problems.append(f"list, Explain and head show {name} as {values}")
-        shown = {(each["node_id"], each["attempt"]) for each in await reader.attempts()}
+        since = time.time()
+        attempts = await eventually(lambda: reader.attempts(since))
+        shown = {(each["node_id"], each["attempt"]) for each in attempts}
         recorded = await self._recorded()
         if missing := recorded - shown:
             self.differences.problems.append(f"the timeline lacks {missing}")
@@ -263,6 +276,7 @@ class Checker:
         self.show = show
         self.longest: dict[str, float] = defaultdict(float)
         self.tasks = 0
+        self.starved = 0.0
         self.compared = 0
         self.nodes = 0
         self.statuses: Counter[str] = Counter()
@@ -292,7 +306,7 @@ class Checker:
     def __str__(self) -> str:
         longest = ", ".join(f"{surface} {seconds:.1f} s" for surface, seconds in sorted(self.longest.items()))
         figures = f"{dict(self.statuses)}, {self.nodes} nodes, {self.compared:,} comparisons"
-        return f"{figures}; longest differences: {longest}"
+        return f"{figures}, {self.starved:.0f} s starved; longest differences: {longest}"
 
 
 def show(capsys: CaptureFixture[str], *lines: str) -> None:
