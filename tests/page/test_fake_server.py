@@ -361,12 +361,18 @@ async def test_tabs_of_tasks_with_the_same_graph_can_be_told_apart(
 
 
 STATES = """
+const long = "a long line of words that people have to scroll\\n".repeat(60); // also without a place to put the focus
+const input = { input_inline: { long: long.split("\\n") } };
+Object.assign(fake.returns["task/node"], { asks: long, definition: { io: input } });
+Object.assign(fake.returns["task/attempts"].attempts[0], { error: long });
+fake.returns["task/explanation"].reason = long;
+fake.returns["task/variables"].variables = { long };
 fake.states = [
-  { status: "failed", attempt: 2, note: "x", failed_batches: 2, set_aside_text: "2 batches are set aside" },
+  { status: "failed", attempt: 2, note: long, failed_batches: 2, set_aside_text: "2 batches are set aside" },
   { status: "running", attempt: 1, began_at: 1 },
   { status: "deferred", awaits_decision: true, waits_for: "a decision" },
 ];
-fake.head = { task: { paused: ["task paused by ada"], reason: "because", total_seconds: 90 } };
+fake.head = { task: { paused: [`task paused by ada: ${long}`], reason: long, total_seconds: 90 } };
 """
 
 

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     Surface = Mapping[str, Any]
 
 _ACTIVE = ("running", "cancelling")
-_BEGUN = (*_ACTIVE, "finished", "failed")
 _IN_PAGE = """() => ({
   status: document.querySelector(".headline .status").textContent,
   nodes: [...document.querySelectorAll("table.nodes tbody tr")].map((row) => (
@@ -39,11 +38,11 @@ _WORDS = {"waits": "deferred", "stopping": "cancelling"}
 async def read_truth(db: Any, handle: WorkflowHandle[Any, Any], task_id: str) -> Surface:
     """Return what the document of a task and the attempts that Temporal has scheduled say."""
     description = await handle.describe()
-    document = await db.tasks.find_one({"id": task_id}) or {}
+    document: dict[str, Any] = await db.tasks.find_one({"id": task_id}) or {}
     if not document:
         return {}
     pending, now = dict(_list_pending(description)), time.time()
-    ended = document.get("finished_at")
+    ended: Any = document.get("finished_at")
     until = now if ended is None else ended.timestamp()
     created = _moment(document["started_at"])
     truth: dict[str, Any] = {
@@ -81,8 +80,9 @@ def _is_aside(row: Mapping[str, Any]) -> bool:
 
 
 def _seconds_of(node: Mapping[str, Any], now: float) -> float | None:
-    began, ended = node.get("started_at"), node.get("attempt_ended_at") or node.get("finished_at")
-    if began is None or node["status"] not in _BEGUN or (ended is None and node["status"] not in _ACTIVE):
+    began: Any = node.get("started_at")
+    ended: Any = node.get("attempt_ended_at") or node.get("finished_at")
+    if began is None or (ended is None and node["status"] not in _ACTIVE):
         return None
     return float((now if node["status"] in _ACTIVE else ended.timestamp()) - began.timestamp())
 
@@ -177,10 +177,11 @@ class PageReader:
             shown[f"{name}:seconds"] = None if began is None or until is None else max(0.0, until - began)
         return {"timeline": shown}
 
-    async def attempts(self) -> list[dict[str, Any]]:
-        """Return the attempts."""
-        found: list[dict[str, Any]] = (await self._get("task/attempts"))["attempts"]
-        return found
+    async def attempts(self, since: float) -> list[dict[str, Any]]:
+        """Return the attempts as they were at a time or later; `[]` if those that are shared are older."""
+        found = await self._get("task/attempts")
+        attempts: list[dict[str, Any]] = found["attempts"]
+        return attempts if found["read_at"] >= since else []
 
 
 async def read_browser(page: Page) -> dict[str, Surface]:

@@ -37,7 +37,7 @@ from tests.integration.page.surfaces import PageReader, read_browser, read_truth
 from tests.page.browser import open_browser, open_page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from playwright.async_api import Browser
     from pytest import CaptureFixture
@@ -111,6 +111,11 @@ class Differences:
             if lasted > self._limits[surface]:
                 self.problems.append(f"{surface} shows {name} as {shown[name]} for {lasted:.1f} s: {value}")
 
+    def pause(self, seconds: float) -> None:
+        """Do not count a time in which this process, which is also that of the page, was starved."""
+        self._truth = {name: (value, at + seconds) for name, (value, at) in self._truth.items()}
+        self._since = {key: at + seconds for key, at in self._since.items()}
+
     @property
     def open(self) -> dict[tuple[str, str], float]:
         """What differs now."""
@@ -120,7 +125,7 @@ class Differences:
 def _same(name: str, shown: Any, value: Any, tolerance: float) -> bool:
     is_time = name in ("seconds", "total") or name.endswith(":seconds")
     if is_time and shown is not None and value is not None:
-        return abs(shown - value) <= tolerance
+        return bool(abs(shown - value) <= tolerance)
     return bool(shown == value)
 
 
@@ -143,6 +148,7 @@ class Watch:
         self._number = number
         self._chance = random.Random(f"{SEED}-{number}-watch")
         self.differences = Differences(checker.limits, checker.longest)
+        self._last = 0.0
 
     async def run(self) -> list[str]:
         """Return what differed for too long, or still differs at the end."""
@@ -196,6 +202,11 @@ class Watch:
         return bool(document.get("run_seq") != run_seq)
 
     async def _step(self, reader: PageReader, handle: Any, page: Any, step: int) -> None:
+        begun = time.monotonic()
+        if self._last and (starved := begun - self._last - 2 * _STEP_SEC) > 0:
+            self.differences.pause(starved)
+            self._checker.starved += starved
+        self._last = begun
         look = partial(read_truth, self._checker.harness.db, handle, self._plan.task_id)
         before, at = await look(), time.monotonic()
         self.differences.note_truth(before, at)
@@ -225,7 +236,9 @@ class Watch:
             if not listed[name] == explained[name] == head[name]:
                 values = listed[name], explained[name], head[name]
                 self.differences.problems.append(f"list, Explain and head show {name} as {values}")
-        shown = {(each["node_id"], each["attempt"]) for each in await reader.attempts()}
+        since = time.time()
+        attempts = await eventually(lambda: reader.attempts(since))
+        shown = {(each["node_id"], each["attempt"]) for each in attempts}
         recorded = await self._recorded()
         if missing := recorded - shown:
             self.differences.problems.append(f"the timeline lacks {missing}")
@@ -253,13 +266,17 @@ class Checker:
         base: str,
         browser: Browser | None,
         limits: Mapping[str, float],
+        show: Callable[..., None],
     ) -> None:
         self.harness = harness
         self.client = client
         self.base = base
         self.browser = browser
         self.limits = limits
+        self.show = show
         self.longest: dict[str, float] = defaultdict(float)
+        self.tasks = 0
+        self.starved = 0.0
         self.compared = 0
         self.nodes = 0
         self.statuses: Counter[str] = Counter()
@@ -273,17 +290,30 @@ class Checker:
                 plan = plan_of(number)
                 watch = Watch(self, plan, number)
                 problems = await watch.run()
+                self.tasks += 1
                 self.compared += watch.differences.compared
                 self.nodes += len(plan.nodes)
                 self.statuses[(await self.harness.document(plan.task_id))["status"]] += 1
+                self.show(f"{self.tasks} tasks: {self}", *problems)
                 return problems
 
-        return [each for found in await asyncio.gather(*map(one, range(tasks))) for each in found]
+        ends = await asyncio.gather(*map(one, range(tasks)), return_exceptions=True)
+        found = [
+            [f"task {at}: {end!r}"] if isinstance(end, BaseException) else end for at, end in enumerate(ends)
+        ]
+        return [each for some in found for each in some]
 
     def __str__(self) -> str:
         longest = ", ".join(f"{surface} {seconds:.1f} s" for surface, seconds in sorted(self.longest.items()))
         figures = f"{dict(self.statuses)}, {self.nodes} nodes, {self.compared:,} comparisons"
-        return f"{figures}; longest differences: {longest}"
+        return f"{figures}, {self.starved:.0f} s starved; longest differences: {longest}"
+
+
+def show(capsys: CaptureFixture[str], *lines: str) -> None:
+    """Print lines, even when the test passes."""
+    with capsys.disabled():
+        sys.stdout.write("".join(f"\n  {each}" for each in lines))
+        sys.stdout.flush()
 
 
 @pytest.mark.slow(30)
@@ -323,10 +353,9 @@ async def test_the_page_shows_what_documents_and_histories_say(
                 aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None))
             )
             browser = await stack.enter_async_context(open_browser())
-            checker = Checker(short_runs, session, f"http://127.0.0.1:{process.ports[0]}", browser, limits)
+            address = f"http://127.0.0.1:{process.ports[0]}"
+            checker = Checker(short_runs, session, address, browser, limits, partial(show, capsys))
             problems = await checker.run(tasks)
     finally:
         await process.stop()
-    with capsys.disabled():
-        sys.stdout.write(f"\n  seed {SEED}, {tasks} tasks: {checker}\n")
     assert not problems, "\n".join(problems)

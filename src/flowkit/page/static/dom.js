@@ -12,13 +12,24 @@ export const setText = (element, text) => { element.textContent = visible(text);
 export const setTitle = (text) => { document.title = visible(text); };
 export const setLabel = (element, text) => element.setAttribute("aria-label", visible(text));
 
+// A text that scrolls in its place takes the focus, for the arrow keys. One that fits does not: it would be one more stop.
+const scrolling = new ResizeObserver((entries) => {
+  for (const { target } of entries) {
+    if (target.scrollHeight > target.clientHeight + 1) target.tabIndex = 0;
+    else target.removeAttribute("tabindex");
+  }
+});
+const SCROLLS = "[data-scrolls]";
+
 function fill(element, attributes, children) {
+  if (element.localName === "pre") element.dataset.scrolls = "";
   for (const [name, value] of Object.entries(attributes)) {
     if (value === null || value === undefined || value === false) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : SHOWN.has(name) ? visible(value) : String(value));
   }
   element.append(...present(children));
+  if (element.matches(SCROLLS)) scrolling.observe(element);
   return element;
 }
 
@@ -32,6 +43,14 @@ export function replace(parent, ...children) {
   parent.replaceChildren(...present(children));
 }
 
+// Whether two elements look alike. Which texts scroll depends on the layout, and is taken over.
+function isSame(old, child) {
+  const scrollers = (each) => (each instanceof Element ? [...(each.matches(SCROLLS) ? [each] : []), ...each.querySelectorAll(SCROLLS)] : []);
+  const before = scrollers(old);
+  scrollers(child).forEach((each, place) => { if (before[place]?.hasAttribute("tabindex")) each.tabIndex = 0; });
+  return old.isEqualNode(child);
+}
+
 // Show these children instead. One that looks as before stays, with its focus and what is selected in it.
 export function update(parent, ...children) {
   const wanted = present(children).map((each) => (typeof each === "string" ? document.createTextNode(each) : each));
@@ -39,7 +58,7 @@ export function update(parent, ...children) {
   wanted.forEach((child, place) => {
     const old = parent.childNodes[place];
     if (!old) parent.append(child);
-    else if (!old.isEqualNode(child)) old.replaceWith(child);
+    else if (!isSame(old, child)) old.replaceWith(child);
   });
   while (parent.childNodes.length > wanted.length) parent.lastChild.remove();
   if (focused && !parent.contains(document.activeElement)) parent.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus();

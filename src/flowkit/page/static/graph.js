@@ -154,7 +154,7 @@ export class GraphPicture {
     // The blanks keep the words apart for programs that read them in a row.
     box.role = s("text", { class: "role", x: 10, y: 35 }, role);
     box.roleText = role;
-    box.element.append(" ", s("text", { class: "name", x: 28, y: 18 }, short(box.title)), " ", box.role, " ", box.state, box.bar);
+    box.element.append(" ", s("text", { class: "name", x: 28, y: 18 }, short(box.title)), " ", box.role, " ", box.state, " ", box.aside, box.bar);
     if (this.rows) this.updateBox(box);
   }
 

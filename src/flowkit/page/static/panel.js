@@ -47,7 +47,7 @@ export class NodePanel {
     this.io = null;
     const about = [node.role, node.function, node.parallel > 1 ? `up to ${node.parallel} shards` : "", node.is_map ? "maps items" : ""].filter(Boolean).join(" · ");
     replace(this.side,
-      h("div", { class: "side-title" }, h("h2", {}, node.node_id), copyButton(node.node_id, "the id of the node"), h("button", { "aria-label": "Close", onclick: () => { this.empty(); this.onClose(); } }, "×")),
+      h("div", { class: "side-title" }, h("h2", { "data-scrolls": true }, node.node_id), copyButton(node.node_id, "the id of the node"), h("button", { "aria-label": "Close", onclick: () => { this.empty(); this.onClose(); } }, "×")),
       h("p", { class: "note" }, about),
       node.when && h("p", { class: "note" }, "starts when ", h("code", {}, node.when)),
       this.state, this.question, this.actions.element,
@@ -91,7 +91,7 @@ export class NodePanel {
     update(this.state,
       h("p", {}, h("span", { class: `status ${row.status}` }, `${symbolOf(row.status)} ${STATUSES[row.status]?.word || row.status}`),
         row.attempt ? ` attempt ${row.attempt}` : "", took === null ? "" : `, ${duration(took)}`, row.version ? `, version ${row.version}` : ""),
-      sentence && h("p", { class: row.status === "failed" ? "reason" : "sentence" }, sentence),
+      sentence && h("p", { class: row.status === "failed" ? "reason" : "sentence", "data-scrolls": true }, sentence),
       row.status === "failed" && this.debug && command("Debug it with", this.debug, "the command that debugs the node"));
     if (this.known?.attempts.some((each) => each.outcome === "running")) this.showAttempts(this.known.attempts, this.known.complete, now);
   }
@@ -125,7 +125,7 @@ export class NodePanel {
       const { io = {}, ...definition } = found.definition;
       this.io = io;
       this.debug = found.debug;
-      update(this.question, found.asks ? h("p", { class: "question" }, h("b", {}, "Asks: "), found.asks) : null);
+      update(this.question, found.asks ? h("p", { class: "question", "data-scrolls": true }, h("b", {}, "Asks: "), found.asks) : null);
       const isOpen = new Map([...this.details.children].map((each) => [each.dataset.key, each.open]));
       update(this.details, value("Inputs", io, isOpen), value("Result", found.result, isOpen), value("Definition", definition, isOpen));
       this.tick(this.row, this.now);

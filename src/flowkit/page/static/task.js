@@ -16,6 +16,7 @@ const ATTEMPTS_MS = 2000;
 const TICK_MS = 1000;
 const UPDATE_MS = 10_000; // An update is asked for again after this time.
 const LISTED = 500;
+const LONG = 200; // characters of a text that may scroll in its row
 const NAMED = 5; // nodes that a line of the headline names
 
 export class TaskPage {
@@ -71,7 +72,7 @@ export class TaskPage {
     this.showTitle();
     update(this.about,
       [["graph", structure.name], ["queue", structure.queue], ["namespace", this.session.namespace], ["database", this.session.database]]
-        .map(([label, text]) => text && h("span", {}, `${label} `, h("b", {}, text))));
+        .map(([label, text]) => text && h("span", {}, `${label} `, h("b", { "data-scrolls": true }, text))));
     const link = this.session.web_ui && structure.run_id
       ? `${this.session.web_ui}/namespaces/${encodeURIComponent(this.session.namespace)}/workflows/${encodeURIComponent(this.taskId)}/${structure.run_id}`
       : null;
@@ -122,7 +123,7 @@ export class TaskPage {
         this.collapseButton = h("button", { type: "button", hidden: true, onclick: () => { this.expanded.clear(); this.draw(); } }, "Collapse")),
       h("details", { class: "legend" }, h("summary", {}, "Legend"), legend()));
     replace(this.main,
-      h("div", { class: "title" }, h("h1", {}, this.taskId), copyButton(this.taskId, "the id of the task"), this.links),
+      h("div", { class: "title" }, h("h1", { "data-scrolls": true }, this.taskId), copyButton(this.taskId, "the id of the task"), this.links),
       this.about, this.headline, this.actions.element, this.tools,
       h("div", { class: "columns" }, h("div", { class: "stage" }, this.picture, this.nodeList, this.timelineBox, this.explainBox, this.variables), this.side));
     this.graph = new GraphPicture(this.picture, { onSelect: (index) => this.choose(index), onExpand: (members) => this.expand(members) });
@@ -345,8 +346,8 @@ export class TaskPage {
         all && h("span", { class: "note" }, all),
         [...counts].map(([status, count]) => h("span", { class: `count ${status}` }, `${symbolOf(status)} ${count.toLocaleString()} ${STATUSES[status]?.word || status}`)),
         task.source === "document" && !task.closed && h("span", { class: "note" }, "from the document: no engine responds")),
-      task.reason && h("p", { class: "reason" }, task.reason),
-      task.paused?.length ? h("p", { class: "paused" }, `‖ paused: ${task.paused.join("; ")}`) : null,
+      task.reason && h("p", { class: "reason", "data-scrolls": true }, task.reason),
+      task.paused?.length ? h("p", { class: "paused", "data-scrolls": true }, `‖ paused: ${task.paused.join("; ")}`) : null,
       waiting.length ? h("p", { class: "decides" }, `◆ ${waiting.length === 1 ? "one node waits" : `${waiting.length.toLocaleString()} nodes wait`} for a decision: `, this.linksTo(waiting, "decides")) : null,
       aside ? h("p", { class: "aside" }, `⊟ ${aside.toLocaleString()} ${aside === 1 ? "batch" : "batches"} set aside: `, this.linksTo(asideIn, "aside")) : null,
       problem && h("p", { class: "reason", role: "alert" }, `Not live since ${clock(lostAt)}: ${problem}`));
@@ -437,7 +438,7 @@ export class TaskPage {
       h("td", { class: "number" }, row?.batches?.toLocaleString() || ""),
       h("td", { class: "number" }, row && duration(secondsOf(row, this.now))),
       this.shares && h("td", { class: "number" }, this.shares.has(node.node_id) && `★ ${percent(this.shares.get(node.node_id))}`),
-      h("td", { class: "what" }, h("div", {}, sentenceOf(row, this.now))))));
+      h("td", { class: "what" }, h("div", { "data-scrolls": sentenceOf(row, this.now).length > LONG }, sentenceOf(row, this.now))))));
   }
 
   find(id) {
