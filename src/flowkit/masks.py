@@ -19,8 +19,6 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, quote_plus, unquote
 
-from flowkit.text import shell_word
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -318,16 +316,7 @@ def _escaped(text: str) -> set[str]:
     }
     percent.add(quote_plus(text, errors="replace"))
     percent |= {re.sub("%..", lambda found: found[0].lower(), each) for each in percent}
-    return (
-        once
-        | twice
-        | tags
-        | percent
-        | {
-            word.removeprefix("$").removeprefix("'").removesuffix("'")
-            for word in (shlex.quote(text), shell_word(text))
-        }
-    )
+    return once | twice | tags | percent | {shlex.quote(text).removeprefix("'").removesuffix("'")}
 
 
 def _in_base64(text: str) -> Iterator[str]:
