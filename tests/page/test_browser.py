@@ -299,7 +299,7 @@ async def test_the_way_back_leads_through_views_and_nodes_and_filters_keep_the_f
         await page.get_by_role("button", name=choice, exact=True).click()
         await expect(page.get_by_role("button", name=choice, exact=True)).to_be_focused()
     await page.get_by_role("link", name="t-1").click()
-    await expect(page).to_have_title(re.compile(". nightly – FlowKit"))
+    await expect(page).to_have_title(re.compile(". nightly · t-1 – FlowKit"))
     heading = page.get_by_role("complementary").get_by_role("heading").first
     await box(page, "a").click()
     await expect(heading).to_have_text("a")
@@ -354,7 +354,7 @@ async def test_updates_leave_no_memory_behind_and_a_page_in_the_background_draws
     await page.evaluate(HIDE, True)
     await stage.set_node("t-1", 1, status="running", attempt_epoch=1)
     await stage.db.tasks.update_one({"id": "t-1"}, {"$set": {"status": "failed"}})
-    await expect(page).to_have_title("✕ nightly – FlowKit")
+    await expect(page).to_have_title("✕ nightly · t-1 – FlowKit")
     assert "queued" in str(await box(page, "b").get_attribute("class"))
     await page.evaluate(HIDE, False)
     await expect(box(page, "b")).to_have_class(re.compile("running"))
@@ -469,14 +469,15 @@ TIMELINE = """async () => {
   const timeline = new Timeline(container, () => {});
   const attempts = Array.from({ length: 10000 }, (_, n) => ({
     node_id: `n${n}`, attempt: 1, outcome: "finished", started_at: 100 * n, ended_at: n < 9999 ? 100 * n + 50 : null,
+    waits: [],
   }));
   let most = 0;
   for (let second = 0; second < 5; second += 1) {
-    timeline.show(attempts, 1000000 + second);
+    timeline.show(attempts, 1000000 + second, true);
     most = Math.max(most, document.querySelectorAll(".timeline-row").length);
   }
   timeline.scroller.querySelector("button").focus();
-  timeline.show(attempts, 1000100);
+  timeline.show(attempts, 1000100, true);
   const focused = document.activeElement.textContent;
   timeline.scroller.scrollTop = 24 * 9000;
   timeline.draw();

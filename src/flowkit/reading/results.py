@@ -162,7 +162,8 @@ def debug_command(task_id: str, node_id: str, batch_uid: str | None = None) -> s
 
 def logs_command(task_id: str, node_id: str, attempt: int) -> str:
     """Return the command that prints all lines which an attempt of a node has logged."""
-    return f"flowkit logs {shell_word(node_id)} --task {shell_word(task_id)} --attempt {attempt}"
+    task = [f"--task={task_id}"] if task_id.startswith("-") else ["--task", task_id]
+    return shell_command("flowkit logs", node_id, options=[*task, "--attempt", str(attempt)])
 
 
 def debug_node_command(task_id: str, node_id: str, role: str) -> str | None:
