@@ -10,6 +10,7 @@
   const fake = (window.fake = {
     status: {}, // by call: the status of its responses, if it is an error
     calls: [],
+    applied: [], // the inputs of the actions that were applied
     lost: false, // whether no call reaches the server
     ahead: 0, // seconds by which the clock of the server is ahead of that of the browser
     returns: {
@@ -57,6 +58,8 @@
     if (!String(path).startsWith("api/v1/")) return real(path, options);
     const call = path.slice(7).split("?")[0];
     fake.calls.push(call);
+    const body = options.body ? JSON.parse(options.body) : null;
+    if (body?.dry_run === false) fake.applied.push(body.input);
     await Promise.race([call === "task/updates" ? Promise.all([waits[call], hasUpdate()]) : waits[call], aborted(options.signal)]);
     if (fake.lost) throw new TypeError("network error");
     const status = fake.status[call] || 200;

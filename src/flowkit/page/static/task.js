@@ -1,7 +1,7 @@
 // The page of one task: its graph or list of nodes, the timeline of attempts, the selected node, and the actions.
 
 import { get, ofTask } from "./api.js";
-import { ActionBar } from "./actions.js";
+import { ActionBar, noteChange } from "./actions.js";
 import { copyButton, h, replace, setText, setTitle, toast, update } from "./dom.js";
 import { Explanation, pathOf } from "./explain.js";
 import { GraphPicture } from "./graph.js";
@@ -237,6 +237,7 @@ export class TaskPage {
   take(message) {
     const { task: before, origin } = this.state;
     const changed = this.state.take(message);
+    if (changed !== null) noteChange();
     if (changed !== null && this.structure) this.follow(changed, before, message.whole, before !== null && message.origin !== origin);
     return { pause: message.again_sec, problem: this.state.problem };
   }
