@@ -108,6 +108,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
 
+    from flowkit.actions.plans import Plan
     from flowkit.adapters.tasks.queries import TimedTask
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.graph.contracts import DataEdge
@@ -884,19 +885,9 @@ class TaskClient:
         given = {"params": {**document["params"], **(params or {})}, "graph": graph_of(document)}
         await asyncio.to_thread(self._check, task_id, given, None)
         parsed = normalized(given["graph"])
-        states = [_ended_state(each) for each in document["graph"]["nodes"]]
         keeps = [*dict.fromkeys(failed_batches_of)]
-        named = None if nodes is None and not keeps else [*(nodes or ()), *keeps]
-        chosen = choose_reruns(named, parsed.nodes, states)
-        _check_failed_batches(keeps, document["graph"]["nodes"])
-        planned = plan_rerun(chosen, parsed.nodes, states, keeps)
-        run_seq = document["run_seq"]
-        seen = TaskSnapshot(
-            nodes=parsed.nodes, states=states, pauses=Pauses(parsed.nodes, []), run_seq=run_seq
-        )
+        chosen, planned, seen = _plan_again(document, parsed, nodes, keeps)
         check_state(if_state, planned, seen)
-        check_keeps(planned, parsed.nodes, states)
-        _check_goes_on(parsed, states, planned.resets)
         again = {parsed.nodes[index].node_id for index in planned.resets}
         limited = {node_id: each for node_id, each in (limits or {}).items() if node_id in again}
         changed = changed_nodes(inputs or {}, limited, parsed.nodes)
@@ -906,7 +897,7 @@ class TaskClient:
         result["notes"] += await self._notes_of_stored(task_id, sources)
         if not dry_run:
             rerun = Rerun(
-                run_seq=run_seq,
+                run_seq=seen.run_seq,
                 closed_run_id=document["closed_run_id"],
                 nodes=chosen,
                 keeps=keeps,
@@ -916,7 +907,7 @@ class TaskClient:
             )
             await self._start_again(task_id, given, rerun)
         shown = {"state": state_of(planned, seen)} if dry_run else {}
-        return {"task_id": task_id, "run_seq": run_seq + 1, **result, **shown}
+        return {"task_id": task_id, "run_seq": seen.run_seq + 1, **result, **shown}
 
     async def run_again(
         self,
@@ -1225,6 +1216,23 @@ def _has_ended(document: Mapping[str, Any]) -> bool:
 def _is_ending(document: Mapping[str, Any]) -> bool:
     """Return whether the attempts of a task stop, because it has failed or was cancelled."""
     return document["finished_at"] is None and (document.get("coordinator") or {}).get("cancelled") is True
+
+
+def _plan_again(
+    document: Mapping[str, Any], graph: Graph, nodes: Sequence[str] | None, keeps: Sequence[str]
+) -> tuple[list[str], Plan, TaskSnapshot]:
+    """Return the nodes with which a rerun begins, what starts again, and the ended task. Raise ActionRejected."""
+    entries = document["graph"]["nodes"]
+    states = [_ended_state(each) for each in entries]
+    named = None if nodes is None and not keeps else [*(nodes or ()), *keeps]
+    chosen = choose_reruns(named, graph.nodes, states)
+    _check_failed_batches(keeps, entries)
+    planned = plan_rerun(chosen, graph.nodes, states, keeps)
+    check_keeps(planned, graph.nodes, states)
+    _check_goes_on(graph, states, planned.resets)
+    pauses = Pauses(graph.nodes, [])
+    ended = TaskSnapshot(nodes=graph.nodes, states=states, pauses=pauses, run_seq=document["run_seq"])
+    return chosen, planned, ended
 
 
 def _check_goes_on(graph: Graph, states: Sequence[NodeState], resets: Collection[int]) -> None:

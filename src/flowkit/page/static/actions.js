@@ -186,7 +186,7 @@ function confirmAction(taskId, action, given, now) {
   const input = () => ({ ...given, ...action.given, ...read(form, action) });
   let seen = null; // the preview that is shown, and that the button confirms
   let edits = 0; // of the form
-  let looking = false;
+  let looking = null; // for how many edits a look is on its way
   let again = false;
   let applying = false;
   let resting = null;
@@ -214,15 +214,16 @@ function confirmAction(taskId, action, given, now) {
     }
     ready();
   };
+  // Changes of the task wait for a look that is on its way. A change of the form does not: that look is outdated.
   const look = async () => {
     again = true;
-    if (looking) return;
-    looking = true;
-    while (again && dialog.open) {
+    if (looking === edits) return;
+    const turn = (looking = edits);
+    while (again && turn === edits && dialog.open) {
       again = false;
       await lookOnce();
     }
-    looking = false;
+    if (looking === turn) looking = null;
   };
   // What is shown must be what is applied, so a change takes the button until its effect is known.
   form.addEventListener("input", () => {
