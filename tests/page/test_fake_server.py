@@ -223,6 +223,7 @@ async def test_attempts_that_were_read_before_the_last_change_are_read_again(fak
     await page.evaluate(
         f"fake.returns['task/attempts'] = {ended}, waits: [], read_at: 1e12, complete: true }}"
     )
+    await expect(page.locator(".timeline-row")).to_have_count(1)
     await expect(page.locator(".timeline-row .took")).to_have_text("4.0 s")
 
 
