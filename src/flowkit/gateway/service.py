@@ -272,6 +272,13 @@ class Gateway:
 
     async def job_result(self, call: Call, params: models.OfJob) -> JobResult:
         """Return the result of a job in the latest run of its flow."""
+        found = await self._read_result(call, params)
+        if found.node_status is NodeStatus.COMPLETED and found.result is None:
+            # A retry of the job may have deleted the result after the state was read.
+            found = await self._read_result(call, params)
+        return found
+
+    async def _read_result(self, call: Call, params: models.OfJob) -> JobResult:
         latest, node = await self._node_of(call, "job.result", params)
         state = node_states(latest.nodes, latest.run)[node.id]
         task_node = _task_node(latest, node)
