@@ -75,8 +75,8 @@ def _list_pending(description: WorkflowExecutionDescription) -> Any:
 
 
 def _is_aside(row: Mapping[str, Any]) -> bool:
-    quarantined = row.get("quarantined")
-    return row["status"] == "failed" and bool(quarantined) and not quarantined.get("skipped")
+    quarantined: Any = row.get("quarantined") or {"skipped": True}
+    return bool(row["status"] == "failed" and not quarantined.get("skipped"))
 
 
 def _seconds_of(node: Mapping[str, Any], now: float) -> float | None:
@@ -126,8 +126,8 @@ class PageReader:
         return f"{self._base}{PREFIX}/{call}?{urlencode({'task_id': self._task_id, **query})}"
 
     def head_and_nodes(self) -> dict[str, Surface]:
-        """Return what the head and the nodes show now, by the clock of the last message."""
-        if not self._message:
+        """Return what the head and the nodes show now; nothing while the page says that it is not live."""
+        if not self._message or self._message["problem"]:
             return {}
         task, now = self._message["task"], time.time()
         since = 0.0 if task["closed"] else max(0.0, now - self._message["at"])
