@@ -395,19 +395,24 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Start nothing new in scopes of a running task: `task`, `node:ID`, `below:ID` or `role:NAME`.
 
         Attempts that run finish, or stop with `interrupt` and run again after the pause, which uses no retry. Deadlines
-        and waits for retries of paused nodes stand still. With `if_revision`, the task rejects the action if it has
-        another revision, because another action was applied meanwhile.
+        and waits for retries of paused nodes stand still.
+
+        All actions take the `revision` and the `state` of a `preview` as `if_revision` and `if_state`. The task then
+        rejects the action if another one was applied meanwhile, or if a node that it affects has started or ended.
 
         Return `{"revision": …, "affected": [{"node_id", "from", "to"}], "notes": […]}`. Raise
         ActionRejected, which says what is allowed, if the task rejects the action or has ended, and
         UnknownTask if it does not exist.
         """
         given = {"scopes": [*scopes], "interrupt": interrupt}
-        return await self._act(task_id, PAUSE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, PAUSE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def resume(
         self,
@@ -417,10 +422,13 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """End the pause of these scopes of a task, or of all if none is given. Otherwise the same as `pause`."""
         given = {"scopes": [*scopes]}
-        return await self._act(task_id, RESUME, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, RESUME, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def rerun(
         self,
@@ -432,6 +440,7 @@ class Coordinator(RemovedAttributes):
         failed_batches_of: Sequence[str] = (),
         reason: str = "",
         by: str = "",
+        if_state: str | None = None,
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Start an ended task again: `nodes` and what depends on them, in a new run with the same task id.
@@ -443,9 +452,9 @@ class Coordinator(RemovedAttributes):
         empty by default. The task is read from MongoDB, so Temporal need not know it any more.
 
         Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`,
-        start nothing. Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if
-        MongoDB has no document of the task in this namespace, and GraphError if the changed params are not
-        valid.
+        start nothing, and return the `state` of these nodes, too. Raise ActionRejected if the task has not ended,
+        nothing would start, or the state is not `if_state`, UnknownTask if MongoDB has no document of the task in
+        this namespace, and GraphError if the changed params are not valid.
         """
         require(task_id_problem(task_id))
         return await (await self._task_client()).rerun(
@@ -456,6 +465,7 @@ class Coordinator(RemovedAttributes):
             failed_batches_of=failed_batches_of,
             reason=reason,
             by=by,
+            if_state=if_state,
             dry_run=dry_run,
         )
 
@@ -472,6 +482,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Start a node again, or end its wait for a retry. What has used its results runs again, too.
 
@@ -493,7 +504,9 @@ class Coordinator(RemovedAttributes):
             "retry_policy": retry_policy,
         }
         given = {"node_id": node_id, "interrupt": interrupt, **changes}
-        return await self._act(task_id, RETRY_NODE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, RETRY_NODE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def skip_node(
         self,
@@ -504,6 +517,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """End a node as `skipped`, with the `skip_reason` `user`. Children that need only other parents still start.
 
@@ -511,7 +525,9 @@ class Coordinator(RemovedAttributes):
         the action while one runs. Return the result of `pause`, and raise its errors.
         """
         given = {"node_id": node_id, "interrupt": interrupt}
-        return await self._act(task_id, SKIP_NODE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, SKIP_NODE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def complete_node(
         self,
@@ -525,6 +541,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """End a node as `finished`, with results that you provide.
 
@@ -535,7 +552,9 @@ class Coordinator(RemovedAttributes):
         """
         results = {"metrics": metrics, "artifacts_ref": artifacts_ref, "batches": [*batches] or None}
         given = {"node_id": node_id, "interrupt": interrupt, **results}
-        return await self._act(task_id, COMPLETE_NODE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, COMPLETE_NODE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def fail_node(
         self,
@@ -546,13 +565,16 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """End a node as `failed`. `allow_failure`, `routing.on_failure` and `on_node_failure` apply as to any failure.
 
         `interrupt` is that of `skip_node`. Return the result of `pause`, and raise its errors.
         """
         given = {"node_id": node_id, "interrupt": interrupt}
-        return await self._act(task_id, FAIL_NODE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, FAIL_NODE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def retry_batches(
         self,
@@ -564,6 +586,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Run a node again that has finished or failed, or is held, to try batches again that it has set aside.
 
@@ -574,7 +597,9 @@ class Coordinator(RemovedAttributes):
         Return the result of `pause`, and raise its errors.
         """
         given = {"node_id": node_id, "batch_uids": [*batch_uids], "interrupt": interrupt}
-        return await self._act(task_id, RETRY_BATCHES, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, RETRY_BATCHES, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def skip_batches(
         self,
@@ -586,6 +611,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Accept that batches are missing that a node has set aside: these, or all. They no longer count as failed.
 
@@ -593,7 +619,9 @@ class Coordinator(RemovedAttributes):
         `retry_batches`. Return the result of `pause`, and raise its errors.
         """
         given = {"node_id": node_id, "batch_uids": [*batch_uids], "interrupt": interrupt}
-        return await self._act(task_id, SKIP_BATCHES, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, SKIP_BATCHES, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def decide(
         self,
@@ -605,13 +633,16 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Decide at a node of the type `approval`: `approve` finishes it, `reject` fails it as `rejected`.
 
         `comment` becomes part of the error of a rejected node. Return the result of `pause`, and raise its errors.
         """
         given = {"node_id": node_id, "decision": decision, "comment": comment}
-        return await self._act(task_id, DECIDE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, DECIDE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def satisfy(
         self,
@@ -621,13 +652,16 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Satisfy a prerequisite, for all nodes of the task that name it, also those that it has not reached yet.
 
         Return the result of `pause`, and raise its errors.
         """
         given = {"prerequisite": prerequisite}
-        return await self._act(task_id, SATISFY, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, SATISFY, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def change_graph(
         self,
@@ -640,6 +674,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Add nodes to the graph of a running task, and change nodes that have not started.
 
@@ -652,12 +687,15 @@ class Coordinator(RemovedAttributes):
         """
         added = {"nodes": [*nodes], "edges": [[*each] for each in edges], "edges_ex": [*edges_ex]}
         given = {name: value for name, value in {**added, "changes": {**(changes or {})}}.items() if value}
-        return await self._act(task_id, CHANGE_GRAPH, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, CHANGE_GRAPH, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def preview(self, task_id: str, action: str, **given: Any) -> dict[str, Any]:
         """Return what an action would affect, for example `preview(task_id, "pause", scopes=["role:index"])`.
 
-        The result has the form of that of `pause`; nothing changes. Raise the errors that the action would raise.
+        The result has the form of that of `pause`, with the `state` of the affected nodes; nothing changes. Raise the
+        errors that the action would raise.
         """
         require(task_id_problem(task_id))
         return await (await self._task_client()).preview(task_id, action, given)
