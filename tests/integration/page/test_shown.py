@@ -49,7 +49,7 @@ pytestmark = pytest.mark.server
 
 TASKS = int(os.environ.get("FLOWKIT_SHOWN_TASKS") or 100)
 SEED = int(os.environ.get("FLOWKIT_SEED") or 58)
-FEW = 4
+FEW = 2
 OPEN = 8
 PAGE_SEC, LIST_SEC = 3.0, 5.0
 BROWSED = 20
