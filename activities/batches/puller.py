@@ -291,6 +291,9 @@ class SharedPuller(Puller):
         self._uncertain: set[tuple[str, str]] = set()
         """The batches of sources that the shard may have claimed and has not read, because MongoDB did not respond."""
         self._is_resumed = False
+        self._has_tried = False
+        """Whether the shard has tried to claim a batch. Before that it does not hand over: one whose handler takes long
+        to load its input would otherwise hand over for ever."""
 
     def fence_of(self, uid: str) -> int:
         """Return the fencing number for a result: that of the delivered batch, or the lowest for another uid."""
@@ -342,6 +345,7 @@ class SharedPuller(Puller):
             _logger.warning("%s; node %s reads batch %s again", error, self._attempt.node_id, uid)
 
     async def _take_over(self, claim: Claim) -> int | None:
+        self._has_tried = True
         return await retry_while_unavailable(
             lambda: self._artifacts.claims.take_over(self._attempt, claim, time.time())
         )
@@ -404,11 +408,12 @@ class SharedPuller(Puller):
         return [entry for entry in batches if uid_text(entry.uid) not in taken]
 
     def _stop_if_due(self) -> bool:
-        self.more = self.more or self._hands_over()
+        self.more = self.more or (self._has_tried and self._hands_over())
         return self.more
 
     async def _make_claims(self, source: str, page: Sequence[Entry]) -> list[Entry]:
         """Claim batches, and return those that no other shard has claimed."""
+        self._has_tried = True
 
         async def make() -> set[int]:
             try:

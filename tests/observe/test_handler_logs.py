@@ -32,6 +32,7 @@ from flowkit.core import handler_lines
 from flowkit.core.handler_lines import CaptureHandler, HandlerLine, begin_attempt, end_attempt
 from flowkit.core.instruments import LOG_LINES, LOG_LINES_DROPPED
 from flowkit.errors import StoreUnavailable
+from flowkit.observe import log_buffer
 from flowkit.observe.log_keeper import HandlerLogKeeper
 from flowkit.observe.log_reading import HandlerLogReader
 from flowkit.observe.log_store import LogStore
@@ -784,11 +785,20 @@ async def test_dropped_lines_are_counted_from_zero(kept: Kept) -> None:
     assert measured.counted(LOG_LINES_DROPPED) == {(role, "outage"): 0, (role, "refused"): 0}
 
 
-@pytest.mark.parametrize("every", [3_000, 24_000])
+def keep_a_tenth(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Let a tenth of the lines fit an attempt. Return a number of lines that is too large for that."""
+    for name in ("HEAD_BYTES", "TAIL_BYTES"):
+        monkeypatch.setattr(log_buffer, name, getattr(log_buffer, name) // 10)
+    return 2_400
+
+
+@pytest.mark.parametrize("every", [300, 2_400])
 @pytest.mark.parametrize("ends", [True, False])
-async def test_each_line_counts_once_as_kept_or_dropped(kept: Kept, ends: bool, every: int) -> None:
+async def test_each_line_counts_once_as_kept_or_dropped(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, ends: bool, every: int
+) -> None:
     """Documents of the last part that later lines replace are dropped, and were never kept, written or not."""
-    logged = 24_000
+    logged = keep_a_tenth(monkeypatch)
 
     async def run() -> None:
         begin_attempt(attempt(), "w-1", "run-1", kept.keeper)
@@ -815,7 +825,7 @@ async def test_each_line_counts_once_as_kept_or_dropped(kept: Kept, ends: bool, 
 async def test_lines_replaced_while_mongodb_is_away_count_as_dropped(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logged, append = 24_000, LogStore.append
+    logged, append = keep_a_tenth(monkeypatch), LogStore.append
 
     async def fail(store: LogStore, documents: Any) -> None:
         raise StoreUnavailable("no server responds")
