@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
     from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
 
-    from flowkit.engine.gauges import CountTaken
-
 OWN, QUEUE = "ns-own", "q"
 
 
@@ -82,13 +80,11 @@ async def tasks(db: Any) -> TaskStore:
     return store
 
 
-def gauges_of(
-    tasks: TaskStore, temporal: FakeTemporal, count_taken: CountTaken | None = None, **settings: Any
-) -> Gauges:
+def gauges_of(tasks: TaskStore, temporal: FakeTemporal, **settings: Any) -> Gauges:
     """Return the gauges of one more engine."""
     client: Any = temporal
     grants = SlotGrants(client, tasks.database, temporal.id, CoordinatorConfig(queue=QUEUE, **settings))
-    return Gauges(tasks, client, grants, QUEUE, count_taken)
+    return Gauges(tasks, client, grants, QUEUE)
 
 
 async def insert(tasks: TaskStore, task_id: str, *statuses: str, **more: Any) -> None:
@@ -261,12 +257,15 @@ async def test_taken_nominal_times_are_counted_every_few_minutes_by_the_engine_w
     tasks: TaskStore, temporal: FakeTemporal, measured: Measured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count_taken = AsyncMock(return_value={"nightly": 2})
-    engine, other = (gauges_of(tasks, temporal, count_taken) for _ in range(2))
+    engine, other = (gauges_of(tasks, temporal) for _ in range(2))
+    for each in (engine, other):
+        monkeypatch.setattr(each, "_count_taken", count_taken)
     monkeypatch.setattr(gauges, "EVERY_SEC", 0.0)
-    for each in (engine, other, engine):
-        monkeypatch.setattr(each, "_pause_sec", 0.0)
-        await each._step()
+    for _ in range(2):
+        monkeypatch.setattr(engine, "_pause_sec", 0.0)
+        await engine._step()
     assert measured.shown(instruments.TAKEN_TIMES) == {("nightly",): 2}
+    await other._step()
     assert count_taken.await_count == 1
     count_taken.side_effect = RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
     monkeypatch.setattr(engine, "_taken_due_at", 0.0)
