@@ -20,7 +20,7 @@ with workflow.unsafe.imports_passed_through():
     from flowkit import reason_codes
     from flowkit.models import temporal_names
     from flowkit.models.backfills import BackfillCounts, RunBackfill
-    from flowkit.text import count_of
+    from flowkit.text import count_of, shell_command
     from flowkit.workflows.display.summaries import fit_summary
     from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT
 
@@ -107,5 +107,5 @@ def _parse(given: Any) -> RunBackfill:
 def _describe(backfill: RunBackfill) -> str:
     return (
         f"{count_of(backfill.total, 'nominal time')} of the schedule {backfill.schedule}; "
-        f"`flowkit backfill status {backfill.backfill_id}` shows what has become of them"
+        f"`{shell_command('flowkit backfill status', backfill.backfill_id)}` shows what has become of them"
     )

@@ -16,6 +16,7 @@ from temporalio.exceptions import ActivityError, ApplicationError
 from flowkit import reason_codes
 from flowkit.actions.changed_nodes import changes_of, with_raw_changes
 from flowkit.actions.plans import Audit, NodeEnd, TaskSnapshot, result_of
+from flowkit.actions.preconditions import state_of
 from flowkit.actions.records import ChangeGraph, Pause, RetryNode
 from flowkit.actions.reruns import plan_rerun
 from flowkit.actions.table import parse_action, plan
@@ -38,7 +39,7 @@ from flowkit.models import (
 )
 from flowkit.models.actions import RERUN, PausedScope
 from flowkit.models.columns import pack
-from flowkit.text import printed
+from flowkit.text import printed, shell_command
 from flowkit.workflows.display.details import format_pause
 from flowkit.workflows.document import write_timeout
 from flowkit.workflows.engine_calls import HEARTBEAT_TIMEOUT, call_engine
@@ -252,7 +253,7 @@ class TaskActions:
             raise rejection(
                 ActionRejected(
                     f"batch_uids has {printed(checked.unknown[0])}, which node {printed(node_id)} has not set aside; "
-                    f"`flowkit batches {task_id} {node_id} --failed` lists the batches",
+                    f"`{shell_command('flowkit batches', task_id, node_id, options=['--failed'])}` lists the batches",
                     RejectionCause.UNKNOWN,
                 )
             )
@@ -482,11 +483,14 @@ class TaskActions:
         return "conditions, functions and the limits of the engine are checked only when the change is made"
 
     def preview(self, action: Action, *, stopping: bool) -> dict[str, Any]:
-        """Return the result that an action would have, with the present revision."""
+        """Return the result that an action would have, with the present revision, and the `state` of the nodes that it
+        affects. An action with both is rejected once one of them differs.
+        """
         planned = self._plan(action, stopping=stopping)
         if isinstance(action, ChangeGraph):
             planned = replace(planned, notes=(self._check_changed_graph(planned, action),))
-        return result_of(planned, self._scheduler.nodes, self._audit.revision)
+        result = result_of(planned, self._scheduler.nodes, self._audit.revision)
+        return {**result, "state": state_of(planned, self._describe_task())}
 
     def view(self) -> dict[str, Any]:
         """Return the part of the query `status` about actions: the revision, and the paused scopes."""
@@ -522,7 +526,9 @@ class TaskActions:
             nodes=scheduler.nodes,
             states=scheduler.states,
             pauses=scheduler.pauses,
+            run_seq=self._task.opened.run_seq,
             revision=self._audit.revision,
+            applied=self._audit.entries,
             resetting=scheduler.resetting,
             waiting=self._nodes.retry_waits.nodes,
             changes_graph=self._changes_graph,

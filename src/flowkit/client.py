@@ -34,10 +34,11 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits, products, reason_codes
 from flowkit.actions.changed_nodes import changeable
-from flowkit.actions.plans import result_of
+from flowkit.actions.plans import TaskSnapshot, result_of
+from flowkit.actions.preconditions import check_run, check_state, state_of
 from flowkit.actions.records import PREVIEW_QUERY
 from flowkit.actions.reruns import changed_nodes, check_keeps, choose_reruns, kept_sources, plan_rerun
-from flowkit.actions.scopes import children_of
+from flowkit.actions.scopes import Pauses, children_of
 from flowkit.actions.table import parse_action
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.role_contracts import RoleContracts
@@ -121,6 +122,7 @@ if TYPE_CHECKING:
         WorkflowHandle,
     )
 
+    from flowkit.actions.plans import Plan
     from flowkit.adapters.tasks.queries import TimedTask
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.graph.contracts import DataEdge
@@ -770,32 +772,42 @@ class TaskClient:
         """Return which of these tasks have ended, by their documents. Raise StoreUnavailable."""
         return await self._catalog.ended(task_ids)
 
-    async def cancel_task(self, task_id: str, *, reason: str = reason_codes.USER_REQUEST) -> bool:
+    async def cancel_task(
+        self, task_id: str, *, reason: str = reason_codes.USER_REQUEST, if_state: str | None = None
+    ) -> bool:
         """Request that a task stop, without waiting for it. Return False if it has ended or does not exist.
 
         A task that waits for admission then ends without starting. FlowKit stores `reason` in the task
-        document and cuts it to 1,000 characters. Raise StoreUnavailable if Temporal does not know the task
-        and MongoDB does not respond.
+        document and cuts it to 1,000 characters. Raise ActionRejected if `if_state` is that of another run
+        (`preconditions.run_state`), and StoreUnavailable if Temporal does not know the task and MongoDB does not
+        respond.
         """
-        if await self.cancel_workflow(task_id, reason=reason):
+        if await self.cancel_workflow(task_id, reason=reason, if_state=if_state):
             return True
         found = await self.look_up(task_id)
         submissions = self._find_submissions()
         if found.state is not WorkflowState.ABSENT or submissions is None:
             return False
+        check_run(if_state, found.first_run_id)
         return await submissions.cancel(task_id, cancel_reason(reason))
 
     async def cancel_workflow(
-        self, task_id: str, *, reason: str = reason_codes.USER_REQUEST, owner: Owner | None = None
+        self,
+        task_id: str,
+        *,
+        reason: str = reason_codes.USER_REQUEST,
+        owner: Owner | None = None,
+        if_state: str | None = None,
     ) -> bool:
         """Request that the workflow of a task stop.
 
-        Return False if it has ended, does not exist or is not of the owner.
+        Return False if it has ended, does not exist or is not of the owner. Raise ActionRejected as `cancel_task` does.
         """
         why = cancel_reason(reason)
         found = await self.look_up(task_id, owner)
         if found.state is not WorkflowState.OPEN or found.description is None:
             return False
+        check_run(if_state, found.first_run_id)
         try:
             await self._handle_of(found.description).cancel(reason=why)
         except RPCError as error:
@@ -848,7 +860,10 @@ class TaskClient:
         return result
 
     async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what an action would affect, in the form of `act`. It changes nothing.
+        """Return what an action would affect, in the form of `act`, and the `state` of the affected nodes.
+
+        It changes nothing. An action with the `if_revision` and the `if_state` of its preview is rejected if the task
+        is no longer as the preview has shown it.
 
         Raise ActionRejected and UnknownTask as `act` does. Temporal returns only the text of a rejected
         query, so `cause` does not say why the task rejects the action. Raise ActionUnanswered if no engine answers
@@ -879,6 +894,7 @@ class TaskClient:
         failed_batches_of: Sequence[str] = (),
         reason: str = "",
         by: str = "",
+        if_state: str | None = None,
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Start an ended task again: `nodes` and what depends on them, in a new run with the same task id.
@@ -892,34 +908,28 @@ class TaskClient:
         has closed the ended run.
 
         Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`,
-        start nothing. Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if
-        MongoDB has no document of the task in this namespace, and GraphError if the changed params are not
-        valid.
+        start nothing, and return the `state` of these nodes, too. Raise ActionRejected if the task has not ended,
+        nothing would start, or the state is not `if_state`, UnknownTask if MongoDB has no document of the task in
+        this namespace, and GraphError if the changed params are not valid.
         """
         document = await self._ended_document(task_id)
         _check_keys("rerun", {"params": params, "inputs": inputs})
         given = {"params": {**document["params"], **(params or {})}, "graph": graph_of(document)}
         await asyncio.to_thread(self._check, task_id, given, None)
         parsed = normalized(given["graph"])
-        states = [_ended_state(each) for each in document["graph"]["nodes"]]
         keeps = [*dict.fromkeys(failed_batches_of)]
-        named = None if nodes is None and not keeps else [*(nodes or ()), *keeps]
-        chosen = choose_reruns(named, parsed.nodes, states)
-        _check_failed_batches(keeps, document["graph"]["nodes"])
-        planned = plan_rerun(chosen, parsed.nodes, states, keeps)
-        check_keeps(planned, parsed.nodes, states)
-        _check_goes_on(parsed, states, planned.resets)
+        chosen, planned, seen = _plan_again(document, parsed, nodes, keeps)
+        check_state(if_state, planned, seen)
         again = {parsed.nodes[index].node_id for index in planned.resets}
         limited = {node_id: each for node_id, each in (limits or {}).items() if node_id in again}
         changed = changed_nodes(inputs or {}, limited, parsed.nodes)
-        run_seq = document["run_seq"]
         result = result_of(planned, parsed.nodes, 0)
         del result["revision"]
         sources = kept_sources(planned, parsed.nodes, data_edges(parsed))
         result["notes"] += await self._notes_of_stored(task_id, sources)
         if not dry_run:
             rerun = Rerun(
-                run_seq=run_seq,
+                run_seq=seen.run_seq,
                 closed_run_id=document["closed_run_id"],
                 nodes=chosen,
                 keeps=keeps,
@@ -929,7 +939,8 @@ class TaskClient:
             )
             nominal = nominal_of(task_id, document.get(SCHEDULED_AT))
             await self._start_again(task_id, given, rerun, nominal=nominal)
-        return {"task_id": task_id, "run_seq": run_seq + 1, **result}
+        shown = {"state": state_of(planned, seen)} if dry_run else {}
+        return {"task_id": task_id, "run_seq": seen.run_seq + 1, **result, **shown}
 
     async def run_again(
         self,
@@ -1240,6 +1251,23 @@ def _is_ending(document: Mapping[str, Any]) -> bool:
     return document["finished_at"] is None and (document.get("coordinator") or {}).get("cancelled") is True
 
 
+def _plan_again(
+    document: Mapping[str, Any], graph: Graph, nodes: Sequence[str] | None, keeps: Sequence[str]
+) -> tuple[list[str], Plan, TaskSnapshot]:
+    """Return the nodes with which a rerun begins, what starts again, and the ended task. Raise ActionRejected."""
+    entries = document["graph"]["nodes"]
+    states = [_ended_state(each) for each in entries]
+    named = None if nodes is None and not keeps else [*(nodes or ()), *keeps]
+    chosen = choose_reruns(named, graph.nodes, states)
+    _check_failed_batches(keeps, entries)
+    planned = plan_rerun(chosen, graph.nodes, states, keeps)
+    check_keeps(planned, graph.nodes, states)
+    _check_goes_on(graph, states, planned.resets)
+    pauses = Pauses(graph.nodes, [])
+    ended = TaskSnapshot(nodes=graph.nodes, states=states, pauses=pauses, run_seq=document["run_seq"])
+    return chosen, planned, ended
+
+
 def _check_goes_on(graph: Graph, states: Sequence[NodeState], resets: Collection[int]) -> None:
     """Raise ActionRejected if a failure that a rerun leaves as it is would stop the new run at once."""
     again = [NodeState() if index in resets else state for index, state in enumerate(states)]
@@ -1269,6 +1297,7 @@ def _ended_state(entry: Mapping[str, Any]) -> NodeState:
         status=status if status.ended else NodeStatus.CANCELLED,
         skip_reason=SkipReason(reason) if reason else None,
         epoch=entry.get("attempt_epoch") or 0,
+        generation=entry.get("generation") or 0,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import shlex
 import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,7 +21,7 @@ from flowkit.core.loops import new_event_loop, run_to_end
 from flowkit.errors import ConfigError, FlowKitError
 from flowkit.models.temporal_names import SEARCH_ATTRIBUTES
 from flowkit.payload_converter import configured_converter
-from flowkit.text import shown_address, truncate
+from flowkit.text import shell_word, shown_address, truncate
 from flowkit.validation.web_pages import is_loopback
 
 if TYPE_CHECKING:
@@ -147,7 +146,7 @@ def unavailable(error: RPCError | RuntimeError, address: str, namespace: str) ->
     address = shown_address(address)
     status = error.status if isinstance(error, RPCError) else None
     if status is RPCStatusCode.NOT_FOUND:
-        create = f"temporal operator namespace create --namespace {shlex.quote(namespace)}"
+        create = f"temporal operator namespace create --namespace {shell_word(namespace)}"
         problem = f"Temporal at {address} has no namespace {namespace!r}"
         return TemporalUnavailable(problem, f"set TEMPORAL_NAMESPACE, or create it: {create}")
     detail = truncate(str(error), _DETAIL_CHARS)

@@ -61,6 +61,16 @@ def shell_word(text: str) -> str:
     return f"$'{''.join(parts)}'"
 
 
+def shell_command(command: str, *arguments: str, options: Sequence[str] = ()) -> str:
+    """Return a command with arguments and options, which can be pasted into a terminal.
+
+    Arguments that begin with `-` follow `--`, so that none of them is taken for an option.
+    """
+    has_dash = any(each.startswith("-") and each != "-" for each in arguments)
+    words = [*options, "--", *arguments] if has_dash else [*arguments, *options]
+    return " ".join([command, *map(shell_word, words)])
+
+
 def _octal(char: str) -> str:
     return "".join(f"\\{byte:03o}" for byte in char.encode())
 

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from flowkit.actions.records import ActionInput
 from flowkit.actions.table import ACTIONS
 from reference.actions import refusals
 
 PAGE = Path(__file__).parents[2] / "docs" / "actions.md"
-COMMON = {"reason", "by", "if_revision"}
+COMMON = {each.name for each in fields(ActionInput)}
 
 
 NO_EFFECT = ("nothing is paused", "paused already", "have ended, or wait for a decision")
@@ -27,6 +28,11 @@ def test_each_error_names_an_action_that_the_task_accepts() -> None:
         and not any(each in text for each in ACTIONS if (words, each) not in found)
     }
     assert without_way == {}
+
+
+def test_page_lists_what_all_actions_take() -> None:
+    (line,) = [each for each in PAGE.read_text().splitlines() if each.startswith("All updates take")]
+    assert {each for each in COMMON if f"`{each}`" not in line} == set()
 
 
 @pytest.mark.parametrize("name", ACTIONS)

@@ -14,10 +14,11 @@ import pytest
 
 from flowkit.actions.changed_nodes import changeable
 from flowkit.actions.plans import Plan, TaskSnapshot
+from flowkit.actions.preconditions import state_of
 from flowkit.actions.records import RetryNode
 from flowkit.actions.scopes import Pauses
 from flowkit.actions.table import plan
-from flowkit.errors import ActionRejected, GraphError
+from flowkit.errors import ActionRejected, GraphError, RejectionCause
 from flowkit.graph.changes import change_problems
 from flowkit.graph.validation import parse_graph
 from flowkit.models import Graph, NodeState, NodeStatus
@@ -60,6 +61,8 @@ class Play:
         self._chance = chance
         self._scheduler = Scheduler(graph, self.states)
         self._running: set[int] = set()
+        self._seen: dict[str, tuple[str, Any]] = {}
+        """By node, the state in the latest preview of its retry, and what that stands for."""
 
     def run(self, most_retries: int) -> list[NodeStatus]:
         """Run the task to its end, and return the statuses of its nodes.
@@ -99,6 +102,7 @@ class Play:
             planned = plan(RetryNode(node_id=node.node_id, interrupt=True), task)
         except ActionRejected:
             return
+        self._check_precondition(node.node_id, planned, task)
         self._begin(planned)
         for index in sorted(self._running - {*planned.resets}):
             if self._chance.random() < 0.5:
@@ -110,6 +114,18 @@ class Play:
             state = self.states[index]
             state.epoch = state.first_epoch = state.epoch + 1
         self._scheduler.rebuild(self._running)
+
+    def _check_precondition(self, node_id: str, planned: Plan, task: TaskSnapshot) -> None:
+        """Retry the node as somebody who has looked earlier: that is rejected if an affected node has changed since."""
+        states = [(index, self.states[index]) for index in planned.resets]
+        now = [(index, state.status, state.epoch, state.generation) for index, state in states]
+        state, before = self._seen.get(node_id, (state_of(planned, task), now))
+        try:
+            is_accepted = bool(plan(RetryNode(node_id=node_id, interrupt=True, if_state=state), task).resets)
+        except ActionRejected as error:
+            is_accepted = error.cause is not RejectionCause.OUTDATED
+        assert is_accepted == (before == now), (node_id, before, now)
+        self._seen[node_id] = state_of(planned, task), now
 
     def _begin(self, planned: Plan) -> None:
         self._running -= {*planned.resets}

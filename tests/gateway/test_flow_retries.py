@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
-from flowkit.errors import ActionRejected
+from flowkit.errors import ActionRejected, RejectionCause
 from flowkit.gateway import models, service
 from flowkit.gateway.flows import GRACE_SEC, dispatch_id
 from flowkit.gateway.models import FlowStatus, NodeStatus
@@ -41,6 +41,8 @@ class World:
         self.limits: dict[str, Any] = {}
         self.meanwhile: dict[str, Any] = {}
         """What another call changes in the flow while the task starts again."""
+        self.states = iter(("one",) * 9)
+        """The states of the nodes, at each look at the task."""
 
     async def deployment(self) -> str:
         """Return the id of the deployment."""
@@ -55,12 +57,22 @@ class World:
         return True
 
     async def rerun(
-        self, task_id: str, nodes: Any, *, limits: Any, dry_run: bool, **given: Any
+        self,
+        task_id: str,
+        nodes: Any,
+        *,
+        limits: Any,
+        if_state: str | None = None,
+        dry_run: bool = False,
+        **given: Any,
     ) -> dict[str, Any]:
         """Note the limits, and start both nodes again."""
+        state = next(self.states)
+        if if_state not in (None, state):
+            raise ActionRejected("outdated", RejectionCause.OUTDATED)
         if not dry_run:
             await self.start_again(limits)
-        return {"run_seq": 2, "affected": [{"node_id": "1"}, {"node_id": "2"}]}
+        return {"run_seq": 2, "affected": [{"node_id": "1"}, {"node_id": "2"}], "state": state}
 
     async def start_again(self, limits: Any) -> None:
         """Note the limits."""
@@ -146,6 +158,13 @@ async def test_a_retry_has_the_limits_of_a_job_that_was_replaced(world: World) -
     assert (await world.retry()).run_id == f"{RUN}.2"
     limits = world.limits["1"]
     assert (limits["timeout_sec"], limits["retry_policy"]["max"]) == (7.0 + GRACE_SEC, 3)
+
+
+async def test_a_retry_of_a_run_that_has_run_again_meanwhile_looks_again(world: World) -> None:
+    """What it notes of the new run comes from the run that it continues."""
+    world.states = iter(("one", "two", "two", "two"))
+    assert (await world.retry()).run_id == f"{RUN}.2"
+    assert [*world.states] == []
 
 
 async def test_a_retry_ends_dispatches_for_whose_supervisors_no_attempt_waits(world: World) -> None:

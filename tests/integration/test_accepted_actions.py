@@ -21,7 +21,7 @@ from flowkit.workflows.document import TaskDocument
 from flowkit.workflows.node import RunningNodes
 from flowkit.workflows.slots import ConcurrencySlots
 from tests.integration.handlers import Quick, Relay
-from tests.integration.harness import Harness, eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually, node
 from tests.integration.test_continue_as_new import histories, replay
 from tests.integration.test_generations import BROKEN, Fragile, act, puller, until_held
 from tests.integration.test_quarantine import Picky
@@ -161,7 +161,7 @@ async def test_actions_that_arrive_while_a_run_prepares_the_next_one_have_their_
     handle = await harness.handle(task_id)
     first = await handle.describe()
     await act(harness, task_id, "pause", scopes=["node:after"])
-    assert await asyncio.to_thread(reached.wait, 60)
+    assert await asyncio.to_thread(reached.wait, EVENT_TIMEOUT_SEC)
     picky.broken.clear()
     sent = {f"{place}-{name}": (name, given) for name, given in ACTIONS.items()}
     sent[f"{place}-reject"] = ("decide", REJECT)
@@ -209,9 +209,9 @@ async def test_a_held_node_keeps_its_error_if_the_task_fails_while_a_run_prepare
     )
     await until_held(harness, task_id, "held")
     await act(harness, task_id, "pause", scopes=["node:other"])
-    assert await asyncio.to_thread(reached.wait, 60)
+    assert await asyncio.to_thread(reached.wait, EVENT_TIMEOUT_SEC)
     await act(harness, task_id, "decide", node_id="asked", decision="reject")
-    assert await harness.coordinator.wait(task_id, 60) is TaskStatus.FAILED
+    assert await harness.coordinator.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FAILED
     assert (await harness.node(task_id, "held"))["reason_code"] == "broken"
 
 
@@ -222,7 +222,7 @@ class HeldResets:
         self.gates, write = {name: threading.Event() for name in node_ids}, TaskStore.reset_nodes
 
         async def held(store: TaskStore, record: ResetNodes, artifacts: ArtifactStore) -> list[int]:
-            await asyncio.to_thread(self.gates[record.nodes[0].node_id].wait, 60)
+            await asyncio.to_thread(self.gates[record.nodes[0].node_id].wait, EVENT_TIMEOUT_SEC)
             return await write(store, record, artifacts)
 
         monkeypatch.setattr(TaskStore, "reset_nodes", held)
@@ -258,7 +258,7 @@ async def test_nodes_end_as_persons_have_decided_although_the_task_stops_meanwhi
 
         await eventually(has_failed)
         held.release()
-    assert await engine.wait(task_id, 60) is ends
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is ends
     assert await harness.statuses(task_id) == {
         "first": "failed",
         "failed": "failed",
@@ -279,7 +279,7 @@ async def test_a_node_does_not_start_again_while_its_batches_are_skipped(
 
     async def held(store: TaskStore, record: SettleBatches, artifacts: ArtifactStore) -> int:
         reached.set()
-        await asyncio.to_thread(gate.wait, 60)
+        await asyncio.to_thread(gate.wait, EVENT_TIMEOUT_SEC)
         return await settle(store, record, artifacts)
 
     monkeypatch.setattr(TaskStore, "settle_batches", held)
@@ -297,7 +297,7 @@ async def test_a_node_does_not_start_again_while_its_batches_are_skipped(
 
     await eventually(known)
     skip = asyncio.create_task(act(harness, task_id, "skip_batches", node_id="aside"))
-    await asyncio.to_thread(reached.wait, 60)
+    await asyncio.to_thread(reached.wait, EVENT_TIMEOUT_SEC)
     for name, about in (("retry_node", "aside"), ("retry_node", "source"), ("skip_node", "aside")):
         with pytest.raises(WorkflowUpdateFailedError) as refused:
             await act(harness, task_id, name, node_id=about)
@@ -356,7 +356,7 @@ async def test_a_node_does_not_start_on_a_batch_of_an_attempt_that_an_action_sto
 
     async def slow(store: TaskStore, given: RecordTask) -> list[NodeRecord]:
         if given.actions.applied:
-            await asyncio.to_thread(done.wait, 60)
+            await asyncio.to_thread(done.wait, EVENT_TIMEOUT_SEC)
         return await record(store, given)
 
     monkeypatch.setattr(TaskStore, "record", slow)
@@ -370,7 +370,7 @@ async def test_a_node_does_not_start_on_a_batch_of_an_attempt_that_an_action_sto
     source.go_on.set()
     await harness.until_batches(task_id, "s", 1)
     done.set()
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert {row["batch_uid"] for row in await harness.rows(task_id, "c")} == {"2-0", "2-1"}
     assert (await harness.node(task_id, "c"))["attempt_epoch"] == 1
     await replay(await histories(harness, task_id))
@@ -391,7 +391,7 @@ async def test_a_node_does_not_start_on_what_a_source_has_stored_that_is_being_r
 
     async def held(store: TaskStore, record: ResetNodes, artifacts: ArtifactStore) -> list[int]:
         reached.set()
-        await asyncio.to_thread(gate.wait, 60)
+        await asyncio.to_thread(gate.wait, EVENT_TIMEOUT_SEC)
         return await reset(store, record, artifacts)
 
     monkeypatch.setattr(TaskStore, "reset_nodes", held)
@@ -401,10 +401,10 @@ async def test_a_node_does_not_start_on_what_a_source_has_stored_that_is_being_r
     task_id = await harness.create(node("s", "generations"), reader)
     await harness.until_node(task_id, "s", "finished")
     await act(harness, task_id, "retry_node", node_id="s")
-    await asyncio.to_thread(reached.wait, 60)
+    await asyncio.to_thread(reached.wait, EVENT_TIMEOUT_SEC)
     await act(harness, task_id, "satisfy", prerequisite="go")
     assert (await harness.node(task_id, "c"))["status"] == "queued"
     gate.set()
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert {row["batch_uid"] for row in await harness.rows(task_id, "c")} == {"2-0", "2-1"}
     await replay(await histories(harness, task_id))

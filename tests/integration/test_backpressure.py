@@ -15,7 +15,7 @@ from flowkit.models import TaskStatus
 from flowkit.reading.state import Servers, TaskReader
 from flowkit.worker import Batch, BatchResult
 from tests.integration.handlers import Paced, Quick
-from tests.integration.harness import eventually, node, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node, wait_seconds
 from tests.integration.test_cancel_terminate_reset import cancelled
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ async def test_killed_child_stops_holding_its_parent(harness: Harness) -> None:
     assert len(await stored(harness, task_id)) == 60
     assert (await harness.node(task_id, "child"))["status"] != "finished"
     harness.worker_process("Paced")
-    await finished(harness, task_id, 60)
+    await finished(harness, task_id, int(EVENT_TIMEOUT_SEC))
 
 
 async def test_deferred_child_does_not_hold_its_parent(harness: Harness) -> None:
@@ -234,7 +234,7 @@ async def test_paused_child_holds_no_parent_that_a_failed_task_lets_finish(harne
     await harness.until_node(task_id, "child", "deferred")
     await held(harness, task_id)
     await harness.coordinator.decide(task_id, "approval", "reject")
-    assert await harness.coordinator.wait(task_id, 60) is TaskStatus.FAILED
+    assert await harness.coordinator.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FAILED
     assert await harness.statuses(task_id) == {
         "parent": "finished",
         "child": "cancelled",
@@ -259,7 +259,7 @@ async def test_middle_stage_is_held_and_holds_its_own_parent(harness: Harness) -
     last = child()
     last["depends_on"] = ["middle"]
     task_id = await harness.create(parent("quick", 2, batches=400), middle, last)
-    await asyncio.wait_for(sink.began.wait(), 60)
+    await asyncio.wait_for(sink.began.wait(), EVENT_TIMEOUT_SEC)
     assert (await harness.node(task_id, "child"))["status"] == "running"
     sink.released.set()
     assert (await harness.result(task_id)).status is TaskStatus.FINISHED
@@ -299,5 +299,5 @@ async def test_held_parent_ends_at_a_cancel(harness: Harness) -> None:
     task_id, _ = await start(harness, sink)
     count = await held(harness, task_id)
     await harness.coordinator.cancel_task(task_id)
-    await asyncio.wait_for(cancelled(harness, task_id), 45)
+    await asyncio.wait_for(cancelled(harness, task_id), EVENT_TIMEOUT_SEC)
     assert len(await stored(harness, task_id)) == count

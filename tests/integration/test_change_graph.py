@@ -12,7 +12,7 @@ from flowkit.activities.tasks import TaskActivities
 from flowkit.errors import ActionRejected
 from flowkit.models import TaskStatus
 from tests.integration.handlers import Quick, Relay
-from tests.integration.harness import Harness, eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually, node
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_continue_as_new import chain, histories, replay
 from tests.integration.test_generations import puller
@@ -62,7 +62,7 @@ async def test_new_nodes_run_after_ended_running_and_new_ones(harness: Harness) 
     assert len(await harness.rows(task_id, "from_done")) == 3
     assert (await harness.node(task_id, "x"))["status"] == "queued"
     gated.gate("a").set()
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     document = await harness.document(task_id)
     entries = document["graph"]["nodes"]
     assert [each["node_id"] for each in entries] == ["done", "a", "b", "from_done", "x", "y"]
@@ -72,7 +72,7 @@ async def test_new_nodes_run_after_ended_running_and_new_ones(harness: Harness) 
     assert [each["action"] for each in document["coordinator"]["actions"]] == ["change_graph"]
     await replay(await histories(harness, task_id))
     await engine.rerun(task_id, ["x"])
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert [each["attempt_epoch"] for each in (await harness.document(task_id))["graph"]["nodes"]] == [
         *(1, 1, 1),
         *(1, 3, 3),
@@ -90,7 +90,7 @@ async def test_a_new_node_streams_from_one_that_runs_already(harness: Harness) -
     await engine.change_graph(task_id, nodes=[follower])
     await harness.until_node(task_id, "b", "running")
     gated.gate("a").set()
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert len(await harness.rows(task_id, "b")) == 2
     await replay(await histories(harness, task_id))
 
@@ -121,7 +121,7 @@ async def test_a_node_changes_before_it_starts(harness: Harness) -> None:
     with pytest.raises(ActionRejected, match="node 'c' is finished, and change_graph changes only"):
         await engine.change_graph(task_id, changes={"c": {"timeout_sec": 5}})
     await engine.resume(task_id)
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     entry = await harness.node(task_id, "b")
     assert entry["io"]["input_inline"] == {"batches": 3, "old": {"y": 2}}
     assert (entry["deadline_sec"], entry["generation"], entry["attempt_epoch"]) == (600, 1, 1)
@@ -178,7 +178,7 @@ async def test_a_change_that_is_not_valid_changes_nothing(harness: Harness) -> N
     assert await definitions(harness, task_id) == before
     assert "revision" not in (await harness.document(task_id))["coordinator"]
     gated.gate("a").set()
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     await replay(await histories(harness, task_id))
 
 
@@ -198,7 +198,7 @@ async def test_a_task_does_not_end_before_an_accepted_change(
     await harness.until_node(task_id, "a", "finished")
     held.continues.set()
     assert (await change)["revision"] == 1
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert await harness.statuses(task_id) == {"a": "finished", "b": "finished"}
     await replay(await histories(harness, task_id))
 
@@ -219,7 +219,7 @@ async def test_a_task_that_is_cancelled_during_a_change_ends_with_its_new_nodes_
     await harness.until_node(task_id, "a", "cancelling")
     held.continues.set()
     assert (await change)["revision"] == 1
-    assert await engine.wait(task_id, 60) is TaskStatus.CANCELLED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.CANCELLED
     assert await harness.statuses(task_id) == {"a": "cancelled", "w": "skipped", "b": "skipped"}
     await replay(await histories(harness, task_id))
 
@@ -242,7 +242,7 @@ async def test_a_changed_graph_survives_new_runs_and_becomes_stored_when_it_is_l
     assert await short_runs.db.stored_graphs.count_documents({"task_id": task_id}) == 2
     for name in ("a", "side"):
         gated.gate(name).set()
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert len(await run_ids(short_runs, task_id)) > 1
     assert set((await short_runs.statuses(task_id)).values()) == {"finished"}
     assert len(await short_runs.rows(task_id, "b")) == 2
@@ -265,5 +265,5 @@ async def test_a_reset_of_the_workflow_applies_the_change_again(harness: Harness
 
     await eventually(look)
     gated.gate("g").set()
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert await harness.statuses(task_id) == {"a": "finished", "g": "finished", "b": "finished"}

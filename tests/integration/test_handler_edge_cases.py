@@ -10,7 +10,7 @@ import pytest
 from flowkit import WorkerConfig
 from flowkit.worker import Batch, BatchResult, RoleHandler, Worker
 from tests.integration.handlers import Quick
-from tests.integration.harness import eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 
 if TYPE_CHECKING:
     from tests.integration.harness import Harness
@@ -79,7 +79,7 @@ class Stuck(RoleHandler):
 
     def process_batch(self, batch: Batch, ctx: Any) -> BatchResult:
         if batch.payload["input_inline"].get("stuck"):
-            self.released.wait(120)
+            self.released.wait(EVENT_TIMEOUT_SEC)
         return BatchResult(success=True)
 
 

@@ -16,7 +16,7 @@ from flowkit.cli.app import app
 from flowkit.models import TaskStatus
 from flowkit.worker import role
 from tests.integration.handlers import Failing, Gated, InlineQuick, Quick
-from tests.integration.harness import Harness, eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -230,7 +230,7 @@ async def test_a_rerun_notes_that_stored_batches_have_fields_which_their_type_la
         node("crawl", "crawl"),
         node("count", "count", "crawl", inline={"input_adapter": "pull.from_artifacts"}),
     )
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert (await engine.rerun(task_id, ["count"], dry_run=True))["notes"] == []
     rows = harness.db.artifacts
     earlier = {"meta": {"url": "a", "name": "A"}}

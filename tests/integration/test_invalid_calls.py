@@ -18,7 +18,7 @@ from flowkit.client import TaskClient
 from flowkit.coordinator.adapters import AdapterError, CoordinatorAdapters
 from flowkit.errors import GraphError, StoreRefused, TaskCancelled, TaskFailed
 from flowkit.models import TaskStatus
-from tests.integration.harness import eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 
 if TYPE_CHECKING:
     from flowkit import Coordinator
@@ -162,7 +162,7 @@ async def test_cancel_returns_whether_there_was_anything_to_cancel(harness: Harn
     assert await coordinator.cancel_task(ended) is False
     open_ = await harness.create(node("a", "paced", inline={"pause": 600}))
     assert await coordinator.cancel_task(open_, reason="half \ud800 " + "x" * 5_000) is True
-    assert await coordinator.wait(open_, 60) is TaskStatus.CANCELLED
+    assert await coordinator.wait(open_, EVENT_TIMEOUT_SEC) is TaskStatus.CANCELLED
     assert await coordinator.cancel_task(open_) is False
     kept = (await harness.document(open_))["coordinator"]["cancel_reason"]
     assert (kept[:12], kept[-1], len(kept)) == ("half \\ud800 ", "…", 1_000)
@@ -175,7 +175,7 @@ async def test_reset_task_can_be_cancelled(harness: Harness) -> None:
     failing = node("a", "failing", inline={"failures": 9, "permanent": True})
     task_id = await harness.create(failing)
     with pytest.raises(TaskFailed):
-        await harness.coordinator.result(task_id, 60)
+        await harness.coordinator.result(task_id, EVENT_TIMEOUT_SEC)
     assert await harness.coordinator.cancel_task(task_id) is False
     await harness.coordinator.stop()
     client = await harness.client()
@@ -191,7 +191,7 @@ async def test_reset_task_can_be_cancelled(harness: Harness) -> None:
     assert await harness.coordinator.cancel_task(task_id) is True
     await harness.coordinator.start()
     with pytest.raises(TaskCancelled):
-        await harness.coordinator.result(task_id, 60)
+        await harness.coordinator.result(task_id, EVENT_TIMEOUT_SEC)
     assert await harness.coordinator.cancel_task(task_id) is False
 
 
@@ -215,5 +215,5 @@ async def test_function_replaced_by_an_invalid_object_fails_the_node_with_a_clea
     engine.adapters["broken"] = "no function"
     task_id = await harness.create({**NOOP, "io": {"fn": "broken"}})
     with pytest.raises(TaskFailed, match="adapter_error: io.fn_args do not match the parameters of 'broken'"):
-        await engine.result(task_id, 60)
+        await engine.result(task_id, EVENT_TIMEOUT_SEC)
     await eventually(lambda: harness.db.tasks.find_one({"id": task_id, "status": "failed"}))

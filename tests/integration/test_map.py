@@ -12,7 +12,7 @@ import pytest
 from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
 from tests.integration.handlers import Quick
-from tests.integration.harness import Harness, eventually, node, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually, node, wait_seconds
 from tests.integration.test_continue_as_new import histories, replay
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def mapping(over: str, *parents: str, **more: Any) -> dict[str, Any]:
 
 async def run(harness: Harness, *nodes: dict[str, Any], params: dict[str, Any] | None = None) -> str:
     task_id = await harness.coordinator.create_task(params=params or {}, graph={"nodes": [*nodes]})
-    assert await harness.coordinator.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await harness.coordinator.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     return task_id
 
 
@@ -125,7 +125,7 @@ async def test_an_expression_that_gives_no_list_fails_the_node(
     task_id = await harness.coordinator.create_task(
         params={"all": {"n": 1}}, graph={"nodes": [mapping(over)]}
     )
-    assert await harness.coordinator.wait(task_id, 60) is TaskStatus.FAILED
+    assert await harness.coordinator.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FAILED
     entry = await harness.node(task_id, "m")
     assert re.search(error, entry["last_error"]), entry["last_error"]
     assert await harness.db.map_items.count_documents({"task_id": task_id}) == 0
@@ -160,7 +160,7 @@ async def test_a_retried_node_evaluates_its_items_again_and_status_shows_how_man
     await harness.until_node(task_id, "m", "finished")
     assert items.seen == Counter([1, 2, *[*range(101, 110)] * 2])
     await engine.decide(task_id, "open", "approve")
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     await replay(await histories(harness, task_id))
 
 
@@ -175,7 +175,7 @@ async def test_a_rerun_with_other_params_and_a_retry_of_batches_keep_the_items(
     task_id = await engine.create_task(params={"all": [*"abcd"]}, graph={"nodes": nodes})
     await harness.until_node(task_id, "open", "deferred", epoch=0)
     await engine.decide(task_id, "open", "approve")
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     items.bad = {"c"}
     await engine.rerun(task_id, params={"all": [*"uvwxyz"]}, **again)
     await harness.until_node(task_id, "open", "deferred", epoch=0)

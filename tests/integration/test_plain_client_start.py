@@ -33,8 +33,6 @@ pytestmark = pytest.mark.server
 FAILURE_TIMEOUT_SEC = EVENT_TIMEOUT_SEC
 """Seconds for all errors of a test together, on a busy machine."""
 
-FAILED_TASKS = {EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED, EventType.EVENT_TYPE_WORKFLOW_TASK_TIMED_OUT}
-
 
 @dataclass(frozen=True)
 class InvalidStart:
@@ -129,7 +127,9 @@ async def problem_of(client: Client, workflow_id: str, case: InvalidStart) -> st
     history = await client.get_workflow_handle(workflow_id).fetch_history()
     if missing or error.type not in case.types or not error.non_retryable:
         return f"{error.type}: {error.message[:300]!r} lacks {missing}"
-    has_failed = any(event.event_type in FAILED_TASKS for event in history.events)
+    has_failed = any(
+        event.event_type == EventType.EVENT_TYPE_WORKFLOW_TASK_FAILED for event in history.events
+    )
     return "a workflow task failed" if has_failed else ""
 
 

@@ -137,7 +137,9 @@ async def test_plain_functions_clean_up_when_their_processes_stop_and_their_node
     await until_files(tmp_path, "stops", names)
     assert [process.poll() for process in (engine, *workers)] == [None] * 3
     (tmp_path / "go").touch()
-    assert [await asyncio.to_thread(process.wait, 60) for process in (engine, *workers)] == [0] * 3
+    assert [await asyncio.to_thread(process.wait, EVENT_TIMEOUT_SEC) for process in (engine, *workers)] == [
+        0
+    ] * 3
     assert files(tmp_path, "clean") == names
     await harness.engine(polite=polite_function)
     await harness.worker({"polite": Polite(), "polite_in_process": PoliteInProcess()})
@@ -167,7 +169,7 @@ async def test_second_signal_ends_a_worker_at_once(harness: Harness, tmp_path: P
     started.send_signal(signal.SIGINT)
     await until_files(tmp_path, "stops", ["polite"])
     started.send_signal(signal.SIGTERM)
-    assert await asyncio.to_thread(started.wait, 60) == 130
+    assert await asyncio.to_thread(started.wait, EVENT_TIMEOUT_SEC) == 130
     assert not files(tmp_path, "clean")
 
 

@@ -16,7 +16,7 @@ from flowkit.models import TaskStatus
 from flowkit.worker import BatchResult
 from flowkit.workflows.task import Task
 from tests.integration.handlers import Quick
-from tests.integration.harness import Harness, eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually, node
 from tests.integration.test_continue_as_new import histories, replay
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ async def test_failed_batches_are_set_aside_and_the_node_finishes(harness: Harne
     task_id = await harness.create(
         node("a", inline={"batches": 12}), picky(parallel=parallel), node("end", "quick", "p")
     )
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     expected = {f"b{number}": 1 for number in range(12)} | {"b3": 2, "b7": 2, "b5": 2, "b9": 1}
     assert handler.tries == expected
     assert len(await harness.rows(task_id, "p")) == 12
@@ -118,7 +118,9 @@ async def test_more_than_the_limit_fail_the_node(harness: Harness, limit: Any, b
     handler.bad = {f"b{number}" for number in range(bad)}
     await harness.worker({"quick": Quick(), "picky": handler})
     task_id = await harness.create(node("a", inline={"batches": 12}), picky(limit))
-    assert await engine.wait(task_id, 60) is (TaskStatus.FINISHED if ends else TaskStatus.FAILED)
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is (
+        TaskStatus.FINISHED if ends else TaskStatus.FAILED
+    )
     if not ends:
         entry = await harness.node(task_id, "p")
         limit_ = limit if isinstance(limit, int) else f"{limit} of 12"
@@ -148,7 +150,7 @@ async def test_status_and_explain_show_what_is_set_aside_while_the_node_runs(har
         assert shown in found
         assert f"1 batch is set aside in p: `flowkit batches {task_id} p --failed`" in found
     handler.until["b1"].set()
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
 
 
 async def test_a_later_attempt_tries_batches_of_its_handler_again_and_keeps_those_that_it_pulls(
@@ -181,7 +183,7 @@ async def test_a_batch_that_ends_its_process_is_set_aside_after_three_losses(har
         node("a", inline={"batches": 6}),
         node("p", "poisoned", "a", inline=pull, parallel=2, on_batch_failure={"attempts": 3}),
     )
-    ended = asyncio.create_task(engine.wait(task_id, 90))
+    ended = asyncio.create_task(engine.wait(task_id, EVENT_TIMEOUT_SEC))
     losses = -1
     while not ended.done():
         process, losses = harness.worker_process("Poisoned"), losses + 1
@@ -291,7 +293,7 @@ async def test_a_held_node_continues_without_batches_that_are_skipped(harness: H
     await harness.until_node(task_id, "p", "deferred")
     await eventually(lambda: is_held(harness, task_id))
     await engine.skip_batches(task_id, "p")
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert (await harness.result(task_id)).failed_batches == {}
     assert sorted(row["batch_uid"] for row in await harness.rows(task_id, "p") if not row["failed"]) == [
         "b0",
@@ -310,14 +312,14 @@ async def test_a_rerun_tries_only_the_batches_that_were_set_aside(harness: Harne
     task_id = await harness.create(
         node("a", inline={"batches": 5}), picky(), picky() | {"node_id": "q"}, node("end", "quick", "p")
     )
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     handler.broken = {"b3"}
     handler.tries.clear()
     with pytest.raises(ActionRejected, match="node 'a' has set no batch aside"):
         await engine.rerun(task_id, failed_batches_of=["a"])
     shown = await harness.command("rerun", task_id, "--failed-batches", "p")
     assert f"task {task_id} runs again as run 2, with 2 nodes" in shown
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert tried(handler) == {"b1": 1, "b3": 1}
     assert (await harness.result(task_id)).failed_batches == {"p": 1, "q": 2}
     assert len([row for row in await harness.rows(task_id, "p") if not row["failed"]]) == 4

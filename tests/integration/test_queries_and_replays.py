@@ -16,7 +16,7 @@ from temporalio.service import RPCError
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
 
 from flowkit.engine.activations import OrderedRunner
-from tests.integration.harness import wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, wait_seconds
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -41,12 +41,12 @@ moments = Moments()
 @activity.defn
 async def first() -> None:
     moments.first_runs.set()
-    await asyncio.to_thread(moments.first_may_end.wait, 60)
+    await asyncio.to_thread(moments.first_may_end.wait, EVENT_TIMEOUT_SEC)
 
 
 @activity.defn
 async def second() -> None:
-    await asyncio.to_thread(moments.second_may_end.wait, 60)
+    await asyncio.to_thread(moments.second_may_end.wait, EVENT_TIMEOUT_SEC)
 
 
 @workflow.defn(name="Task")

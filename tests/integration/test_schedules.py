@@ -145,7 +145,7 @@ async def purge_all(harness: Harness) -> int:
     """Return how many rows with graphs `flowkit purge` would delete if all of them were old."""
     long_ago = datetime(2026, 1, 1, tzinfo=UTC)
     await harness.db.stored_graphs.update_many({}, {"$set": {"created_at": long_ago}})
-    options = PurgeOptions(older_than_sec=60, statuses=("finished",), dry_run=True)
+    options = PurgeOptions(older_than_sec=86_400, statuses=("finished",), dry_run=True)
     where = Where(mongo_url=harness.environment["MONGO_URL"], database=harness.database)
     return (await purge_tasks(where, options, quiet=True)).rows["stored_graphs"]
 

@@ -15,7 +15,7 @@ from flowkit.errors import ActionRejected
 from flowkit.models import TaskStatus
 from tests import clocks
 from tests.integration.handlers import BREAK_AT, Counted, Failing, Quick, Relay
-from tests.integration.harness import Harness, eventually, node, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually, node, wait_seconds
 from tests.integration.test_continue_as_new import histories, replay
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def test_shards_process_the_batches_of_a_node_together(harness: Harness) -
     engine, shared = await harness.engine(), Shared(together=4)
     await harness.worker({"quick": Quick(), "shared": shared}, concurrency=8)
     task_id = await harness.create(node("a", inline={"batches": 200}), wide(), node("end", "quick", "w"))
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     rows = await harness.rows(task_id, "w")
     assert len(rows) == 200
     assert sum(shared.processed.values()) == 200
@@ -105,7 +105,7 @@ async def test_batches_of_a_worker_with_a_slow_clock_are_processed_once(
 
     await eventually(looked)
     (tmp_path / "go").touch()
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert begun() == 4
     claims = [row async for row in harness.db.stream_progress.find({"task_id": task_id})]
     assert {row["fence"] for row in claims} == {1}
@@ -129,7 +129,7 @@ async def test_a_worker_that_dies_leaves_its_batches_to_the_others_and_counts_as
     await harness.until_batches(task_id, "w", 1)
     dying.kill()
     harness.worker_process("Sharing")
-    assert await engine.wait(task_id, 90) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     rows = await harness.rows(task_id, "w")
     assert len({row["batch_uid"] for row in rows}) == len(rows) == 60
     assert any(row.get("fence", 0) > 1 for row in rows)
@@ -147,7 +147,7 @@ async def test_status_and_details_show_how_far_the_shards_are(harness: Harness) 
     details = await (await harness.handle(task_id)).query("__temporal_workflow_metadata")
     assert "3 shards of up to 3" in str(details)
     await harness.coordinator.cancel_task(task_id)
-    await harness.coordinator.wait(task_id, 60)
+    await harness.coordinator.wait(task_id, EVENT_TIMEOUT_SEC)
 
 
 async def test_only_one_shard_waits_and_it_is_withdrawn_when_nothing_is_left(harness: Harness) -> None:
@@ -155,7 +155,7 @@ async def test_only_one_shard_waits_and_it_is_withdrawn_when_nothing_is_left(har
     await harness.worker({"quick": Quick()})
     await harness.worker({"shared": shared}, concurrency=3)
     task_id = await harness.create(node("a", inline={"batches": 60}), wide(parallel=100))
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert len(shared.processed) == 3
     history = await (await harness.handle(task_id)).fetch_history()
     scheduled = [
@@ -179,7 +179,7 @@ async def test_shards_stream_from_a_node_that_runs_and_hand_over_from_time_to_ti
     streaming = wide(parallel=3)
     streaming["io"]["start_when"] = "first_batch"
     task_id = await harness.create(source, streaming)
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert len(await harness.rows(task_id, "w")) == 30
     assert len(shared.processed) > 3
     await replay(await histories(harness, task_id))
@@ -200,7 +200,7 @@ async def test_failures_of_shards_count_for_the_node(harness: Harness, permanent
         node("w", "failing", "a", inline=inline, parallel=3, retry_policy=retries),
     )
     ends = TaskStatus.FAILED if permanent else TaskStatus.FINISHED
-    assert await engine.wait(task_id, 60) is ends
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is ends
     entry = await harness.node(task_id, "w")
     assert entry["status"] == ends.value
     if permanent:
@@ -223,7 +223,7 @@ async def test_a_wide_node_is_deferred_while_its_last_shard_waits_for_its_retry_
     )
     await harness.until_node(task_id, "w", "deferred", epoch=2)
     await engine.retry_node(task_id, "w")
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     rows = await harness.rows(task_id, "w")
     assert (len(rows), (await harness.node(task_id, "w")).get("generation", 0)) == (20, 0)
     await replay(await histories(harness, task_id))
@@ -250,7 +250,7 @@ async def test_a_wide_node_is_paused_retried_and_skipped_like_others(harness: Ha
     assert len(rows) == 60
     assert min(row["attempt_epoch"] for row in rows) > finished["first_epoch"]
     await engine.decide(task_id, "open", "approve")
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     await replay(await histories(harness, task_id))
 
 
@@ -271,7 +271,7 @@ async def test_a_wide_node_whose_shards_all_wait_runs_no_attempt_and_frees_what_
     for name in ("w", "last"):
         await harness.until_node(task_id, name, "deferred")
     await engine.retry_node(task_id, "a")
-    assert await engine.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert len(await harness.rows(task_id, "last")) == BREAK_AT + 2
     await replay(await histories(harness, task_id))
 
@@ -282,6 +282,6 @@ async def test_a_wide_node_is_cancelled_with_its_task(harness: Harness) -> None:
     task_id = await harness.create(node("a", inline={"batches": 200}), wide())
     await harness.until_batches(task_id, "w", 4)
     await engine.cancel_task(task_id)
-    assert await engine.wait(task_id, 60) is TaskStatus.CANCELLED
+    assert await engine.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.CANCELLED
     assert (await harness.node(task_id, "w"))["status"] == "cancelled"
     await replay(await histories(harness, task_id))

@@ -7,6 +7,7 @@
   const fake = (window.fake = {
     status: {}, // by call: the status of its responses, if it is an error
     calls: [],
+    bodies: [], // of the calls that apply an action
     streams: [],
     returns: {
       session: { actor: "7", may_operate: true, read_only: false, web_ui: null, namespace: "default", database: "flowkit", version: "1", actions: [] },
@@ -52,6 +53,8 @@
     if (!String(path).startsWith("api/v1/")) return real(path, options);
     const call = path.slice(7).split("?")[0];
     fake.calls.push(call);
+    const body = options.body ? JSON.parse(options.body) : null;
+    if (body?.dry_run === false) fake.bodies.push(body.input);
     await waits[call];
     const status = fake.status[call] || 200;
     if (status !== 200) return new Response(JSON.stringify({ error: { code: "refused", message: `refused with ${status}` } }), { status });

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from flowkit.products import PendingTask
 
 LONG_AGO = 3_600.0
+AFFECTED: dict[str, Any] = {
+    "affected": [{"node_id": "a", "from": "running", "to": "queued"}],
+    "notes": ["a note"],
+}
+STATE = "0123456789abcdef"
+"""The state of the affected nodes in each preview."""
 
 
 class Tasks:
@@ -57,18 +63,26 @@ class Tasks:
         """Reject `resume`, and accept any other action."""
         if name == "resume":
             raise ActionRejected("the task is not paused")
-        return {"affected": [{"node_id": "a", "from": "running", "to": "queued"}], "notes": ["a note"]}
+        return {**AFFECTED, "revision": 0, "state": STATE}
+
+    async def rerun(self, task_id: str, nodes: list[str] | None, **given: Any) -> dict[str, Any]:
+        """Note the rerun."""
+        dry_run = given.pop("dry_run")
+        if not dry_run:
+            self.acted.append((task_id, "rerun", {"nodes": nodes, **given}))
+        return {**AFFECTED, "task_id": task_id, "run_seq": 2, **({"state": STATE} if dry_run else {})}
 
     async def act(
         self, task_id: str, name: str, given: Mapping[str, Any], *, wait_sec: float
     ) -> dict[str, Any]:
         """Note the action."""
         self.acted.append((task_id, name, given))
-        return {**await self.preview(task_id, name, given), "revision": 1}
+        await self.preview(task_id, name, given)
+        return {**AFFECTED, "revision": 1}
 
-    async def cancel_task(self, task_id: str, *, reason: str) -> bool:
+    async def cancel_task(self, task_id: str, *, reason: str, if_state: str | None) -> bool:
         """Note the cancellation, as if the task had ended."""
-        self.acted.append((task_id, "cancel", {"reason": reason}))
+        self.acted.append((task_id, "cancel", {"reason": reason, "if_state": if_state}))
         return False
 
 

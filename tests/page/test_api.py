@@ -19,7 +19,7 @@ from flowkit.server import app, auth
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually
-from tests.page.pages import Stage, nodes, store_lines
+from tests.page.pages import STATE, Stage, nodes, store_lines
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -151,6 +151,30 @@ async def test_a_preview_changes_nothing_and_a_rejected_action_says_why(started:
     status, found = await started.act("cancel")
     assert (status, found["error"]["code"]) == (409, "action_rejected")
     assert (await started.act("explode"))[0] == 404
+
+
+@pytest.mark.parametrize("name", ["pause", "rerun"])
+async def test_a_preview_has_the_state_that_the_action_then_expects(started: Front, name: str) -> None:
+    status, found = await started.act(name, dry_run=True)
+    assert (status, found["state"]) == (200, STATE)
+    status, found = await started.act(name, if_state=STATE)
+    assert (status, found["state"]) == (200, None)
+    [(_, _, given)] = started.stage.tasks.acted
+    assert given["if_state"] == STATE
+
+
+async def test_a_cancellation_is_refused_once_another_run_of_the_task_has_started(started: Front) -> None:
+    waits = PendingTask(product="admission", state="queued", text="waits", fields={}, started=False)
+    started.stage.tasks.pending = waits
+    _, shown = await started.act("cancel", dry_run=True)
+    for dry_run in (True, False):
+        status, found = await started.act("cancel", dry_run=dry_run, if_state="f" * 16)
+        assert (status, found["error"]["code"]) == (409, "action_rejected")
+        assert "the task has started meanwhile" in found["error"]["message"]
+    assert started.stage.tasks.acted == []
+    await started.act("cancel", if_state=shown["state"])
+    [(_, _, given)] = started.stage.tasks.acted
+    assert given["if_state"] == shown["state"]
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,109 @@ async def test_nothing_acts_on_a_task_that_is_no_longer_shown(fake: Open) -> Non
     assert await count(page, "task/graph") == graphs
 
 
+SHOWN = """
+fake.shows = (call, revision, state, affected) => {
+  const nodes = Object.entries(affected).map(([node_id, from]) => ({ node_id, from, to: "queued" }));
+  fake.returns[`task/actions/${call}`] = { affected: nodes, notes: [], revision, state };
+};
+fake.shows("retry_node", 1, "s1", { a: "held" });
+fake.shows("pause", 1, "s1", { a: "running" });
+"""
+"""Sets what the preview of an action returns: the states of the affected nodes."""
+
+
+async def test_a_dialog_looks_again_when_the_task_changes_under_it_says_what_changed_and_asks_anew(
+    fake: Open,
+) -> None:
+    """What is applied carries what the dialog has shown. A refusal, or no answer, also makes it look again."""
+    page = await fake(SHOWN, node="a")
+    await page.evaluate(f"fake.send(1, {RUNNING})")
+    await page.get_by_role("button", name="Retry", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Retry a")
+    button, status = dialog.get_by_role("button", name="Retry"), dialog.get_by_role("status")
+    await expect(status).to_contain_text("a: held → queued")
+    await expect(button).to_be_enabled()
+    await page.evaluate(
+        "fake.shows('retry_node', 2, 's2', { a: 'finished', b: 'finished' });"
+        "fake.hold('task/actions/retry_node');"
+        "fake.send(2, [{ status: 'finished', attempt: 2 }, {}, {}])"
+    )
+    await page.evaluate(
+        "fake.disabled = []; new MutationObserver(() => fake.disabled.push(fake.button.disabled))"
+        ".observe((fake.button = document.querySelector('dialog [type=submit]')), { attributes: true });"
+        "fake.release('task/actions/retry_node')"
+    )
+    await expect(dialog.get_by_role("alert")).to_have_text(
+        "Changed meanwhile: another action was applied; a was held and is finished; b is affected, too."
+    )
+    await expect(status).to_contain_text("b: finished → queued")
+    await expect(button).to_be_enabled()
+    assert await page.evaluate("fake.disabled") == [True, False], "the button waits for a moment"
+    await page.evaluate("fake.status['task/actions/retry_node'] = 409")
+    await button.click()
+    await expect(status).to_have_text("refused with 409")
+    await expect(button).to_be_disabled()
+    await page.evaluate(
+        "delete fake.status['task/actions/retry_node'];"
+        "fake.send(3, [{ status: 'failed', attempt: 2 }, {}, {}])"
+    )
+    await expect(button).to_be_enabled()
+    await button.click()
+    await expect(dialog).to_be_hidden()
+    assert await page.evaluate("fake.bodies") == [
+        {"node_id": "a", "if_revision": revision, "if_state": f"s{revision}"} for revision in (2, 2)
+    ]
+
+
+async def test_a_pause_is_not_held_up_by_nodes_that_start_and_end(fake: Open) -> None:
+    """Unless it stops their attempts."""
+    page = await fake(SHOWN)
+    await page.evaluate(f"fake.send(1, {RUNNING})")
+    dialog = page.get_by_role("dialog", name="Pause the task")
+    button, status = dialog.get_by_role("button", name="Pause"), dialog.get_by_role("status")
+    for number, interrupt in enumerate([False, True]):
+        await page.get_by_role("button", name="Pause").click()
+        await dialog.get_by_label("stop attempts").set_checked(interrupt)
+        await expect(status).to_contain_text("a: running → queued")
+        await expect(button).to_be_enabled()
+        await page.evaluate(
+            f"fake.shows('pause', 1, 's2{number}', {{ b: 'running' }});"
+            f"fake.send({2 + number}, [{{ status: 'finished', attempt: {3 + number} }}, {{}}, {{}}])"
+        )
+        await expect(status).to_contain_text("b: running → queued")
+        await expect(dialog.get_by_role("alert")).to_have_count(int(interrupt))
+        await expect(button).to_be_enabled()
+        await button.click()
+        await expect(dialog).to_be_hidden()
+        await page.evaluate("fake.shows('pause', 1, 's1', { a: 'running' })")
+    assert await page.evaluate("fake.bodies") == [
+        {"if_revision": 1},
+        {"interrupt": True, "if_revision": 1, "if_state": "s21"},
+    ]
+
+
+async def test_chosen_nodes_of_a_finished_task_run_again(fake: Open) -> None:
+    """The rules reject a rerun without a node, because none is left: the form names some."""
+    page = await fake("fake.status['task/actions/rerun'] = 409")
+    await page.evaluate(
+        "fake.send(1, [{ status: 'finished' }, {}, {}], { task: { status: 'finished', closed: true } })"
+    )
+    again = page.get_by_role("group", name="Actions of the task").get_by_role("button", name="Run again")
+    await expect(again).not_to_have_attribute("aria-disabled", "true")
+    await again.click()
+    dialog = page.get_by_role("dialog", name="Run again the task")
+    await expect(dialog.get_by_role("status")).to_have_text("refused with 409")
+    await expect(dialog.get_by_role("button", name="Run again")).to_be_disabled()
+    await page.evaluate(
+        "delete fake.status['task/actions/rerun'];"
+        "fake.returns['task/actions/rerun'] = { affected: [], notes: [], run_seq: 2, state: 's1' }"
+    )
+    await dialog.get_by_label("Nodes that run again").fill("a\nc")
+    await dialog.get_by_role("button", name="Run again").click()
+    await expect(dialog).to_be_hidden()
+    assert await page.evaluate("fake.bodies") == [{"nodes": ["a", "c"], "if_state": "s1"}]
+
+
 async def test_the_way_back_brings_switches_back(fake: Open) -> None:
     page = await fake(view="nonsense")
     await page.evaluate("fake.send(1, [{ status: 'finished', attempt: 1 }, {}, {}])")

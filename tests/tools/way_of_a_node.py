@@ -17,7 +17,8 @@ from coverage import Coverage
 
 from flowkit.attempt import role_lease
 from flowkit.bridge import commands, service
-from flowkit.engine import slot_leaks
+from flowkit.engine import gauges, slot_leaks
+from flowkit.server import auth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,6 +48,8 @@ _PAUSES = (
     (commands, "_OTHERS_SEC"),
     (slot_leaks, "_IDLE_TICK_SEC"),
     (role_lease, "LOST_SEC"),
+    (gauges, "EVERY_SEC"),
+    (auth, "CACHE_SEC"),
 )
 """The pauses of loops that would run meanwhile, whatever is on the way."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,14 +11,15 @@ from tests.unit.graphs import node
 
 from flowkit.actions import plans
 from flowkit.actions.plans import Audit, Plan, result_of
-from flowkit.actions.records import Action, ChangeGraph, Pause, Resume
+from flowkit.actions.preconditions import state_of
+from flowkit.actions.records import Action, ChangeGraph, Pause, Resume, RetryNode, SkipNode
 from flowkit.actions.scopes import Pauses, nodes_below
 from flowkit.actions.table import parse_action, plan
-from flowkit.errors import ActionRejected
+from flowkit.errors import ActionRejected, RejectionCause
 from flowkit.graph.validation import parse_graph
 from flowkit.limits import ACTION_AFFECTED, ACTION_RESULTS_BYTES, ACTION_SCOPES, APPLIED_ACTIONS
 from flowkit.models import NodeState, NodeStatus
-from flowkit.models.actions import PausedScope
+from flowkit.models.actions import AppliedAction, PausedScope
 
 PULL = {"input_inline": {"input_adapter": "pull.from_artifacts", "input_args": {"from_nodes": ["a"]}}}
 GRAPH: dict[str, Any] = {
@@ -40,11 +43,15 @@ class Task:
         self.pauses = Pauses(self.nodes, [PausedScope(scope=scope, since=1.0) for scope in paused])
         self.states = [NodeState(status=statuses.get(each.node_id, NodeStatus.QUEUED)) for each in self.nodes]
 
-    def plan(self, action: Action, revision: int = 0, **more: Any) -> Plan:
-        seen = plans.TaskSnapshot(
-            nodes=self.nodes, states=self.states, pauses=self.pauses, revision=revision, **more
-        )
-        return plan(action, seen)
+    def snapshot(self, **more: Any) -> plans.TaskSnapshot:
+        return plans.TaskSnapshot(nodes=self.nodes, states=self.states, pauses=self.pauses, **more)
+
+    def plan(self, action: Action, **more: Any) -> Plan:
+        return plan(action, self.snapshot(**more))
+
+    def state(self, action: Action, **more: Any) -> str:
+        """Return the state that a preview of an action returns."""
+        return state_of(self.plan(action, **more), self.snapshot(**more))
 
     def changes(self, action: Action) -> list[tuple[str, str, str]]:
         planned = self.plan(action)
@@ -150,6 +157,69 @@ def test_action_that_does_not_fit_is_rejected_with_what_is_allowed(
     assert problem in str(caught.value)
 
 
+CHANGES: dict[str, dict[str, Any]] = {
+    "it has ended": {"status": NodeStatus.FAILED, "held_until": None},
+    "it runs": {"status": NodeStatus.RUNNING, "held_until": None},
+    "it has another attempt": {"epoch": 2},
+    "it was reset": {"generation": 1},
+    "it is no longer held": {"held_until": None, "next_retry_at": 5.0},
+}
+
+
+@pytest.mark.parametrize("changed", CHANGES.values(), ids=CHANGES)
+def test_an_action_is_rejected_once_a_node_that_it_affects_is_not_as_its_preview_has_shown(
+    changed: dict[str, Any],
+) -> None:
+    task = Task(a=NodeStatus.DEFERRED, d=NodeStatus.RUNNING)
+    task.states[A] = replace(task.states[A], epoch=1, held_until=9.0)
+    seen = task.state(RetryNode(node_id="a", interrupt=True))
+    action = RetryNode(node_id="a", interrupt=True, if_state=seen)
+    task.states[D] = NodeState(status=NodeStatus.FINISHED, epoch=7)
+    assert task.plan(action).resets == (A,), "the action does not affect d"
+    task.states[A] = replace(task.states[A], **changed)
+    with pytest.raises(ActionRejected) as caught:
+        task.plan(action)
+    assert caught.value.cause is RejectionCause.OUTDATED
+    now = f"now a is {task.states[A].status.value if task.states[A].held_until is None else 'held'} (attempt"
+    assert str(caught.value).startswith(f"if_state is '{seen}', and what the action affects has changed")
+    assert now in str(caught.value)
+    assert str(caught.value).endswith("; look at what the action would affect now, then decide again")
+
+
+def test_an_action_is_rejected_once_it_affects_other_nodes_or_another_run_of_the_task() -> None:
+    task = Task(a=NodeStatus.FINISHED)
+    seen = task.state(SkipNode(node_id="a"))
+    action = SkipNode(node_id="a", if_state=seen)
+    assert task.plan(action).resets == (A,)
+    with pytest.raises(ActionRejected, match="if_state"):
+        task.plan(action, run_seq=2)
+    task.states[B] = NodeState(status=NodeStatus.FINISHED, epoch=1)
+    with pytest.raises(ActionRejected, match=re.escape("now a is finished and b is finished (attempt 1);")):
+        task.plan(action)
+
+
+def test_a_change_of_the_graph_expects_only_the_nodes_that_the_task_has() -> None:
+    action = ChangeGraph(nodes=(node("x"),), changes={"b": {"timeout_sec": 5}})
+    task = Task(a=NodeStatus.RUNNING)
+    given = replace(action, if_state=task.state(action))
+    task.states[A] = NodeState(status=NodeStatus.FINISHED)
+    assert task.plan(given).adds == ("x",)
+    task.states[B] = NodeState(generation=1)
+    with pytest.raises(ActionRejected, match="now b is queued;"):
+        task.plan(given)
+
+
+def test_the_error_of_another_revision_names_the_actions_that_were_applied_meanwhile() -> None:
+    applied = [
+        AppliedAction(revision=4, action="retry_node", at=1.0, what="a", by="bob"),
+        AppliedAction(revision=5, action="pause", at=2.0, what="task"),
+    ]
+    with pytest.raises(ActionRejected, match=re.escape("meanwhile (pause of task); look at")):
+        Task().plan(Pause(if_revision=4), revision=5, applied=applied)
+    with pytest.raises(ActionRejected, match=re.escape("(retry_node of a by bob and pause of task)")):
+        Task().plan(Pause(if_revision=3), revision=5, applied=applied)
+
+
 @pytest.mark.parametrize(
     ("name", "given", "problem"),
     [
@@ -160,6 +230,8 @@ def test_action_that_does_not_fit_is_rejected_with_what_is_allowed(
         ("pause", {"interrupt": 1}, "pause: interrupt is 1; it must be true or false"),
         ("resume", {"reason": "x" * 501}, "it must be a text of at most 500 characters"),
         ("resume", {"if_revision": -1}, "resume: if_revision is -1; it must be the revision that"),
+        ("resume", {"if_state": "x"}, "resume: if_state is 'x'; it must be the `state` that a preview"),
+        ("resume", {"if_state": 7}, "resume: if_state is 7; it must be the `state` that a preview"),
         ("change_graph", {"nodes": [{}]}, "it must be a list of nodes as in a graph, each with a 'node_id'"),
         ("change_graph", {"edges": [["a"]]}, "it must be a list of [from, to] pairs of node ids"),
         ("change_graph", {"edges_ex": [["a", "b"]]}, "it must be a list of objects with 'from' and 'to'"),

@@ -5,7 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
+import pty
+import select
 import subprocess
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -13,9 +18,11 @@ import pytest
 from rich.console import Console
 from rich.live import Live
 from temporalio.runtime import Runtime
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.unit.test_cli_display import node, task
 from tests.unit.test_details import only_row
 
+import flowkit
 from flowkit.cli import output
 from flowkit.cli.screen import LiveScreen
 from flowkit.cli.tasks.display import draw_task, task_table
@@ -24,7 +31,7 @@ from flowkit.errors import GraphError
 from flowkit.graph.validation import parse_graph
 from flowkit.models import NodeState, NodeStatus
 from flowkit.reading.results import debug_command
-from flowkit.text import shell_word, visible
+from flowkit.text import shell_command, shell_word, visible
 from flowkit.validation.arguments import new_task_id_problem
 
 if TYPE_CHECKING:
@@ -79,9 +86,89 @@ def test_a_word_of_a_command_has_no_character_that_acts_in_a_terminal(text: str)
     assert printed.decode() == text
 
 
+def test_an_argument_of_a_command_is_never_taken_for_an_option() -> None:
+    assert shell_command("flowkit status", "t 1", options=["--watch"]) == "flowkit status 't 1' --watch"
+    assert shell_command("flowkit retry", "-t", "a", options=["--json"]) == "flowkit retry --json -- -t a"
+    assert debug_command("--json", "n") == "flowkit debug --handler MODULE:CLASS -- --json n"
+
+
 def test_the_command_that_debugs_a_batch_can_be_pasted() -> None:
     assert debug_command("t", "n", "u\x15ls\n").isprintable()
     assert debug_command("t", "n", "b 1") == "flowkit debug t n --batch 'b 1' --handler MODULE:CLASS"
+
+
+PASTED = [
+    *(
+        "plain",
+        "two words",
+        "it's",
+        "-x",
+        "--failed",
+        "$(touch x)`id`",
+        "a!b !! !$",
+        "~ * ? [a]",
+        "Bestellung-ß 注文",
+    ),
+    *(
+        ATTACK,
+        "a\nb\tc",
+        "\x1b[201~\x15ls\n",
+        "paid\u202egpj.exe",
+        "$'\\'\x01",
+        "\u200d\ufeff\U000e0041",
+        "שלום",
+    ),
+]
+
+
+def test_a_command_that_is_pasted_into_a_terminal_arrives_with_the_same_arguments(tmp_path: Path) -> None:
+    """In an interactive bash on a terminal, typed key by key and pasted at once, with the expansion of its history."""
+    program, got = tmp_path / "flowkit", tmp_path / "argv"
+    program.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" >> '{got}'\n")
+    program.chmod(0o700)
+    commands = [debug_command("t", "n", uid) for uid in PASTED]
+    keys = [f"{each}\r" for each in commands] + [f"\x1b[200~{each}\x1b[201~\r" for each in commands]
+    type_into_bash([*keys, "exit\r"], PATH=f"{tmp_path}:{os.environ['PATH']}")
+    end = ["--handler", "MODULE:CLASS"]
+    sent = [
+        ["debug", "t", "n", *([f"--batch={uid}"] if uid.startswith("-") else ["--batch", uid]), *end]
+        for uid in PASTED * 2
+    ]
+    assert got.read_bytes().decode().split("\0")[:-1] == [word for words in sent for word in words]
+
+
+def type_into_bash(keys: list[str], **environment: str) -> None:
+    """Type keys into an interactive bash on a terminal of its own, until it ends."""
+    master, slave = pty.openpty()
+    shell = subprocess.Popen(
+        ["bash", "--norc", "--noprofile", "-i"],
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        start_new_session=True,
+        env={**os.environ, "LC_ALL": "C.UTF-8", "TERM": "xterm", "HISTFILE": "", **environment},
+    )
+    os.close(slave)
+    waiting = "".join(keys).encode()
+    with suppress(OSError):  # the shell has closed the terminal
+        while shell.poll() is None:
+            readable, writable, _ = select.select([master], [master] if waiting else [], [], 1.0)
+            if readable:
+                os.read(master, 65_536)
+            if writable:
+                waiting = waiting[os.write(master, waiting[:64]) :]
+    os.close(master)
+    assert shell.wait(EVENT_TIMEOUT_SEC) == 0
+
+
+def test_one_function_writes_the_words_of_commands_that_people_paste() -> None:
+    source = Path(flowkit.__file__).parent
+    own = {
+        path.relative_to(source).as_posix()
+        for path in source.rglob("*.py")
+        if "shlex.quote(" in path.read_text()
+    }
+    assert own == {"text.py", "masks.py"}, "masks.py hides secrets in commands of others"
 
 
 @pytest.mark.parametrize("show", [output.echo, output.note, output.error, output.warn])

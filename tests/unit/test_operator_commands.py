@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -28,6 +30,7 @@ RESULT: dict[str, Any] = {
     ],
     "notes": ["variables keep their values"],
 }
+STATE = "0123456789abcdef"
 
 
 class Tasks:
@@ -47,7 +50,13 @@ class Tasks:
     async def preview(self, task_id: str, name: str, given: dict[str, Any]) -> dict[str, Any]:
         """Record a preview."""
         self.previewed.append((task_id, name, given))
-        return RESULT
+        return {**RESULT, "state": STATE}
+
+    async def rerun(self, task_id: str, nodes: list[str] | None, **given: Any) -> dict[str, Any]:
+        """Record a rerun."""
+        sent = self.previewed if given.pop("dry_run") else self.applied
+        sent.append((task_id, "rerun", {"nodes": nodes, **given}))
+        return {**RESULT, "run_seq": 2, "state": STATE}
 
 
 @pytest.fixture
@@ -148,11 +157,64 @@ def test_command_sends_only_the_given_keys(
 
 @pytest.mark.parametrize("command", [each for each in COMMANDS if ".json" not in each])
 def test_command_takes_what_all_actions_have_in_common(tasks: Tasks, command: str) -> None:
-    more = ["--reason", "why", "--by", "bob", "--if-revision", "3", "--dry-run"]
+    more = ["--reason", "why", "--by", "bob", "--if-revision", "3", "--if-state", STATE, "--dry-run"]
     assert run([*command.split(), *more]) == 0
     name, given = COMMANDS[command]
-    common = {"reason": "why", "by": "bob", "if_revision": 3}
+    common = {"reason": "why", "by": "bob", "if_revision": 3, "if_state": STATE}
     assert (tasks.applied, tasks.previewed) == ([], [("t", name, {**given, **common})])
+
+
+@pytest.mark.parametrize("command", [each for each in COMMANDS if ".json" not in each])
+def test_the_command_of_a_preview_applies_what_it_has_shown(
+    tasks: Tasks, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    outdated = ["--if-revision", "0", "--if-state", "f" * 16]
+    assert run([*command.split(), "--reason", "it's late", *outdated, "--json", "--dry-run"]) == 0
+    line = json.loads(capsys.readouterr().out)["command"]
+    assert line.startswith(f"flowkit {command.split()[0]} t")
+    assert run(shlex.split(line)[1:]) == 0
+    name, given = COMMANDS[command]
+    seen = {"if_revision": RESULT["revision"], "if_state": STATE}
+    assert tasks.applied == [("t", name, {**given, "reason": "it's late", "by": "ada@host", **seen})]
+
+
+HOSTILE_UIDS = ["-b", "two words", "$(touch x)", "a\x1b[2J\u202eb\n", "--if-state=x"]
+
+
+def test_the_command_of_a_preview_has_the_same_batches_and_no_password(
+    tasks: Tasks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is printed as one that can be pasted, whatever characters the uids have."""
+    given = [
+        "retry-batches",
+        "--mongo-url",
+        "mongodb://u:secret@h",
+        "--by=-x",
+        "--dry-run",
+        "--",
+        "t",
+        "load",
+    ]
+    assert run([*given, *HOSTILE_UIDS]) == 0
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert printed.isprintable()
+    assert "secret" not in printed
+    words = ["bash", "-c", f'set -- {printed.partition("flowkit ")[2]}; printf "%s\\0" "$@"']
+    argv = subprocess.run(words, capture_output=True, check=True, text=True).stdout.split("\0")[:-1]
+    assert run(argv) == 0
+    [(_, _, sent)] = tasks.applied
+    assert (sent["batch_uids"], sent["by"], sent["if_state"]) == (HOSTILE_UIDS, "-x", STATE)
+
+
+def test_the_command_of_the_preview_of_a_rerun_starts_what_it_has_shown(
+    tasks: Tasks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["rerun", "t", "load", "--set", "load:day=1 2", "--dry-run"]) == 0
+    line = capsys.readouterr().err.splitlines()[-1].strip()
+    assert line == f"apply exactly this  flowkit rerun t load --set 'load:day=1 2' --if-state {STATE}"
+    assert run(shlex.split(line.partition("flowkit ")[2])) == 0
+    [(_, _, sent)] = tasks.applied
+    assert (sent["nodes"], sent["inputs"], sent["if_state"]) == (["load"], {"load": {"day": "1 2"}}, STATE)
 
 
 def test_command_prints_the_affected_nodes_and_the_notes(
@@ -178,7 +240,8 @@ def test_what_a_task_says_of_interrupt_names_the_option(
     note = "node 'load' keeps its batches; interrupt=true starts it anew"
     monkeypatch.setitem(RESULT, "notes", [note])
     assert run(["retry", "t", "load", *dry_run]) == 0
-    assert capsys.readouterr().err == "  node 'load' keeps its batches; --interrupt starts it anew\n"
+    line = capsys.readouterr().err.splitlines()[0]
+    assert line == "  node 'load' keeps its batches; --interrupt starts it anew"
     monkeypatch.setattr(tasks, "act", refuse)
     monkeypatch.setattr(tasks, "preview", refuse)
     assert run(["skip", "t", "load", *dry_run]) != 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from tests.processor_time import growth_problem
 
 from flowkit.actions.changed_nodes import changeable
 from flowkit.actions.plans import Plan, TaskSnapshot, result_of
+from flowkit.actions.preconditions import state_of
 from flowkit.actions.records import Action, ChangeGraph, Pause, Resume, RetryNode, Satisfy, SkipNode
 from flowkit.actions.reruns import choose_reruns, plan_rerun
 from flowkit.actions.table import plan
@@ -195,7 +197,7 @@ class Subject:
         return self.scheduler
 
     def plan(self, action: Action) -> Plan:
-        """Plan an action twice, as the validator and the handler of an update do."""
+        """Plan an action twice, as the validator and the handler of an update do, for a caller who has seen it."""
         for _ in range(2):
             task = TaskSnapshot(
                 nodes=self.scheduler.nodes,
@@ -205,6 +207,7 @@ class Subject:
                 resetting=self.scheduler.resetting,
             )
             planned = plan(action, task)
+            action = replace(action, if_state=state_of(planned, task))
         result_of(planned, self.scheduler.nodes, 1)
         return planned
 

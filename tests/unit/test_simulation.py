@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.unit.handler_runs import call, node
 
+from flowkit.actions.preconditions import digest
 from flowkit.errors import ActionRejected, ConfigError
 from flowkit.testing import TaskStuck, simulate, stub
 from flowkit.testing.simulation import server
@@ -284,6 +285,25 @@ async def test_a_script_retries_a_held_node() -> None:
     held = node("a", "a", hold_on_failure=True, hold_sec=600)
     run = await simulate({"nodes": [held]}, stub("a", fails=ValueError("bad"), times=1), script=script)
     assert (run.status, run.seconds) == ("finished", 60)
+
+
+async def test_an_operator_who_has_seen_a_held_node_does_not_retry_it_once_the_hold_is_over() -> None:
+    """No action was applied meanwhile, so the revision is the same."""
+    seen = {"if_revision": 0, "if_state": digest(1, [("a", "held", 1, 0)])}
+
+    async def script(task: SimulatedTask) -> None:
+        await task.until("a", "deferred")
+        with pytest.raises(ActionRejected, match="if_revision is 1"):
+            await task.skip_node("a", **seen | {"if_revision": 1})
+        await task.advance(61)
+        with pytest.raises(ActionRejected, match=r"now a is failed \(attempt 1\); look at what"):
+            await task.retry_node("a", **seen)
+        await task.retry_node("a", if_revision=0, if_state=digest(1, [("a", "failed", 1, 0)]))
+
+    nodes = [node("a", "a", hold_on_failure=True, hold_sec=60), sleeper("b", sec=600)]
+    roles = stub("a", fails=ValueError("bad"), times=1), Sleeper()
+    run = await simulate({"nodes": nodes, "on_node_failure": "finish_running"}, *roles, script=script)
+    assert (run.status, run.seconds) == ("finished", 600)
 
 
 async def test_a_script_skips_completes_and_fails_nodes() -> None:

@@ -154,7 +154,11 @@ class TaskSnapshot:
     nodes: Sequence[Node]
     states: Sequence[NodeState]
     pauses: Pauses
+    run_seq: int = 1
+    """The number of the run of the task."""
     revision: int = 0
+    applied: Sequence[AppliedAction] = ()
+    """The latest actions that were applied, oldest first."""
     resetting: Collection[int] = ()
     """The nodes whose reset or change by an earlier action is in progress."""
     waiting: Collection[int] = ()
@@ -175,17 +179,6 @@ class TaskSnapshot:
 
 
 # --- planning -----------------------------------------------------------------------------------------------------
-
-
-def check_revision(action: Action, task: TaskSnapshot) -> None:
-    """Raise ActionRejected if the task no longer has the revision that an action expects."""
-    if action.if_revision is not None and action.if_revision != task.revision:
-        raise ActionRejected(
-            f"if_revision is {action.if_revision}, and the task has revision {task.revision}: another action "
-            "was applied meanwhile; look at the task again, then repeat the action with its present "
-            "revision",
-            RejectionCause.OUTDATED,
-        )
 
 
 def check_starts(planned: Plan, task: TaskSnapshot) -> None:

@@ -29,32 +29,37 @@ TASK_SCOPE: Final = "task"
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class Pause:
+class ActionInput:
+    """What the inputs of all actions have in common."""
+
+    reason: str = ""
+    by: str = ""
+    """Who requests the action."""
+    if_revision: int | None = None
+    """Reject the action unless the task has this revision."""
+    if_state: str | None = None
+    """Reject the action unless the nodes that it affects are in the `state` that a preview has returned."""
+
+
+@wire.dataclass(frozen=True, kw_only=True, slots=True)
+class Pause(ActionInput):
     """Input of `pause`: start nothing new in these scopes. Running attempts finish."""
 
     scopes: tuple[str, ...] = (TASK_SCOPE,)
     """What to pause: `task`, `node:ID`, `below:ID` (all nodes below a node) or `role:NAME`."""
     interrupt: bool = False
     """Whether running attempts are stopped. They run again after the pause, which uses no retry."""
-    reason: str = ""
-    by: str = ""
-    """Who requests the action."""
-    if_revision: int | None = None
-    """Reject the action unless the task has this revision."""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class Resume:
+class Resume(ActionInput):
     """Input of `resume`: end the pause of these scopes, or of all if none is given."""
 
     scopes: tuple[str, ...] = ()
-    reason: str = ""
-    by: str = ""
-    if_revision: int | None = None
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class RetryNode:
+class RetryNode(ActionInput):
     """Input of `retry_node`: start a new generation of a node and of what depends on it, or end its wait
     for a retry.
     """
@@ -69,25 +74,19 @@ class RetryNode:
     interrupt: bool = False
     """Whether attempts are stopped, of the node and of descendants, and a wait for a retry gives way to a
     new generation."""
-    reason: str = ""
-    by: str = ""
-    if_revision: int | None = None
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class SkipNode:
+class SkipNode(ActionInput):
     """Input of `skip_node`: end a node as skipped by the user."""
 
     node_id: str = ""
     interrupt: bool = False
     """Whether attempts are stopped: of the node, and of descendants that have to start again."""
-    reason: str = ""
-    by: str = ""
-    if_revision: int | None = None
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class CompleteNode:
+class CompleteNode(ActionInput):
     """Input of `complete_node`: end a node as finished, with these results."""
 
     node_id: str = ""
@@ -97,24 +96,18 @@ class CompleteNode:
     batches: tuple[dict[str, Any], ...] = ()
     """What nodes that pull from the node find: objects with `batch_uid`, `metrics` and optionally `artifacts_ref`."""
     interrupt: bool = False
-    reason: str = ""
-    by: str = ""
-    if_revision: int | None = None
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class FailNode:
+class FailNode(ActionInput):
     """Input of `fail_node`: end a node as failed. Routes and `allow_failure` apply as to any failure."""
 
     node_id: str = ""
     interrupt: bool = False
-    reason: str = ""
-    by: str = ""
-    if_revision: int | None = None
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class RetryBatches:
+class RetryBatches(ActionInput):
     """Input of `retry_batches`: run a node again that has ended or is held, to try batches again that it has set aside.
 
     The node keeps its other batches. What depends on it starts a new generation.
@@ -125,13 +118,10 @@ class RetryBatches:
     """Batches to try again. Empty for all that are set aside and not skipped."""
     interrupt: bool = False
     """Whether descendants that run are stopped."""
-    reason: str = ""
-    by: str = ""
-    if_revision: int | None = None
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class SkipBatches:
+class SkipBatches(ActionInput):
     """Input of `skip_batches`: accept that batches are missing that a node has set aside.
 
     They no longer count as failed. A node that has failed, or is held, runs again without them.
@@ -142,36 +132,27 @@ class SkipBatches:
     """Batches to skip. Empty for all that are set aside."""
     interrupt: bool = False
     """Whether descendants that run are stopped, if the node runs again."""
-    reason: str = ""
-    by: str = ""
-    if_revision: int | None = None
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class Decide:
+class Decide(ActionInput):
     """Input of `decide`: approve or reject at a node of the type `approval`."""
 
     node_id: str = ""
     decision: str = ""
     """`approve` or `reject`."""
     comment: str = ""
-    reason: str = ""
-    by: str = ""
-    if_revision: int | None = None
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class Satisfy:
+class Satisfy(ActionInput):
     """Input of `satisfy`: fulfil a prerequisite, for all nodes of the task that name it."""
 
     prerequisite: str = ""
-    reason: str = ""
-    by: str = ""
-    if_revision: int | None = None
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
-class ChangeGraph:
+class ChangeGraph(ActionInput):
     """Input of `change_graph`: add nodes to the graph, and change nodes that have not started."""
 
     nodes: tuple[dict[str, Any], ...] = ()
@@ -183,9 +164,6 @@ class ChangeGraph:
     changes: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By node id, a JSON merge patch (RFC 7396) of the node: new values of `io`, `retry_policy`, `timeout_sec`,
     `deadline_sec` and `when`. Nested objects are merged, and null removes a key."""
-    reason: str = ""
-    by: str = ""
-    if_revision: int | None = None
 
 
 Action = (

@@ -7,13 +7,13 @@ they are called.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit.actions.plans import (
     Plan,
     TaskSnapshot,
-    check_revision,
     check_starts,
     plan_batches,
     plan_decision,
@@ -24,6 +24,7 @@ from flowkit.actions.plans import (
     plan_retry,
     plan_satisfaction,
 )
+from flowkit.actions.preconditions import DIGEST_CHARS, check_revision, check_state
 from flowkit.actions.records import (
     CHANGE_GRAPH,
     COMPLETE_NODE,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 _LARGEST_REVISION = 2**31 - 1
+_DIGEST = re.compile(f"[0-9a-f]{{{DIGEST_CHARS}}}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,11 +181,12 @@ def plan(action: Action, task: TaskSnapshot) -> Plan:
     """Return what an action changes in a task.
 
     Raise ActionRejected, which says what would be allowed, if the action changes nothing or does not fit
-    the task, or if the task no longer has the revision that the action expects.
+    the task, or if the task, or a node that the action affects, is no longer as the action expects.
     """
     check_revision(action, task)
     planned = _KIND_OF[type(action)].plan(action, task)
     check_starts(planned, task)
+    check_state(action.if_state, planned, task)
     return planned
 
 
@@ -252,6 +255,15 @@ def _check_flag(value: object) -> str | None:
 def _check_revision(value: object) -> str | None:
     good = value is None or is_whole(value, 0, _LARGEST_REVISION)
     return None if good else "the revision that `flowkit status` and the query `status` show, a whole number"
+
+
+def _check_state(value: object) -> str | None:
+    good = value is None or (isinstance(value, str) and _DIGEST.fullmatch(value) is not None)
+    return (
+        None
+        if good
+        else f"the `state` that a preview of the action returns, {DIGEST_CHARS} hexadecimal digits"
+    )
 
 
 def _check_node_id(value: object) -> str | None:
@@ -378,4 +390,5 @@ _CHECKS: Mapping[str, Callable[[object], str | None]] = {
     "reason": _check_text,
     "by": _check_text,
     "if_revision": _check_revision,
+    "if_state": _check_state,
 }

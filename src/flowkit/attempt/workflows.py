@@ -47,6 +47,14 @@ class Found:
     description: WorkflowExecutionDescription | None = None
     """None if the workflow is absent."""
 
+    @property
+    def first_run_id(self) -> str | None:
+        """The first run of the workflow, which no continue-as-new and no reset changes; None if it is absent."""
+        if self.description is None:
+            return None
+        info = self.description.raw_description.workflow_execution_info
+        return info.first_run_id or self.description.run_id
+
 
 _NO_ANSWER: Final = (
     RPCStatusCode.CANCELLED,

@@ -4,8 +4,8 @@ import functools
 import getpass
 import inspect
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -14,7 +14,7 @@ import typer
 from flowkit.cli.output import log_warnings
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.errors import ConfigError
-from flowkit.text import shown
+from flowkit.text import shell_command, shown, shown_address
 from flowkit.validation import arguments, settings
 
 DEFAULT_MONGO_URL = "mongodb://localhost:27017"
@@ -277,8 +277,40 @@ def _options_of(parameter: inspect.Parameter) -> dict[str, inspect.Parameter]:
     left_out = {each.name for each in get_args(parameter.annotation)[1:] if isinstance(each, Without)}
     return {
         each.name: inspect.Parameter(
-            f"{parameter.name}_{each.name}", _BY_NAME, default=each.default, annotation=each.type
+            f"{parameter.name}_{each.name}",
+            _BY_NAME,
+            default=inspect.Parameter.empty if each.default is MISSING else each.default,
+            annotation=each.type,
         )
         for each in fields(kind)
         if each.name not in left_out
     }
+
+
+def repeated_command(context: typer.Context, *, without: Sequence[str], instead: Mapping[str, object]) -> str:
+    """Return the command that runs, as a user can paste it, without some options and with these values for others.
+
+    An option whose value is None is left out. So are values from the environment, because the next command has them as
+    well, and an address with a password.
+    """
+    arguments: list[str] = []
+    options: list[str] = []
+    for parameter in context.command.params:
+        name, label = str(parameter.name), parameter.opts[0]
+        source = context.get_parameter_source(name)
+        is_given = source is not None and source.name == "COMMANDLINE" and label not in without
+        value = instead[label] if label in instead else context.params[name] if is_given else None
+        values = [*value] if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        if parameter.param_type_name == "argument":
+            arguments += map(str, values)
+        elif not (label == "--mongo-url" and shown_address(str(value)) != value):
+            options += [word for each in values for word in _repeated_option(parameter, each)]
+    command = context.command_path.removeprefix(context.find_root().command_path)
+    return shell_command(f"flowkit{command}", *arguments, options=options)
+
+
+def _repeated_option(option: Any, value: object) -> list[str]:
+    if isinstance(value, bool):
+        return [*(option.opts if value else option.secondary_opts)[:1]]
+    label = option.opts[0]
+    return [f"{label}={value}"] if str(value).startswith("-") else [label, str(value)]

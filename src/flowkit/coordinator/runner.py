@@ -396,19 +396,24 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Start nothing new in scopes of a running task: `task`, `node:ID`, `below:ID` or `role:NAME`.
 
         Attempts that run finish, or stop with `interrupt` and run again after the pause, which uses no retry. Deadlines
-        and waits for retries of paused nodes stand still. With `if_revision`, the task rejects the action if it has
-        another revision, because another action was applied meanwhile.
+        and waits for retries of paused nodes stand still.
+
+        All actions take the `revision` and the `state` of a `preview` as `if_revision` and `if_state`. The task then
+        rejects the action if another one was applied meanwhile, or if a node that it affects has started or ended.
 
         Return `{"revision": …, "affected": [{"node_id", "from", "to"}], "notes": […]}`. Raise
         ActionRejected, which says what is allowed, if the task rejects the action or has ended, and
         UnknownTask if it does not exist.
         """
         given = {"scopes": [*scopes], "interrupt": interrupt}
-        return await self._act(task_id, PAUSE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, PAUSE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def resume(
         self,
@@ -418,10 +423,13 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """End the pause of these scopes of a task, or of all if none is given. Otherwise the same as `pause`."""
         given = {"scopes": [*scopes]}
-        return await self._act(task_id, RESUME, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, RESUME, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def rerun(
         self,
@@ -433,6 +441,7 @@ class Coordinator(RemovedAttributes):
         failed_batches_of: Sequence[str] = (),
         reason: str = "",
         by: str = "",
+        if_state: str | None = None,
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Start an ended task again: `nodes` and what depends on them, in a new run with the same task id.
@@ -444,9 +453,9 @@ class Coordinator(RemovedAttributes):
         empty by default. The task is read from MongoDB, so Temporal need not know it any more.
 
         Return `{"task_id", "run_seq", "affected": [{"node_id", "from", "to"}], "notes"}`; with `dry_run`,
-        start nothing. Raise ActionRejected if the task has not ended or nothing would start, UnknownTask if
-        MongoDB has no document of the task in this namespace, and GraphError if the changed params are not
-        valid.
+        start nothing, and return the `state` of these nodes, too. Raise ActionRejected if the task has not ended,
+        nothing would start, or the state is not `if_state`, UnknownTask if MongoDB has no document of the task in
+        this namespace, and GraphError if the changed params are not valid.
         """
         require(task_id_problem(task_id))
         return await (await self._task_client()).rerun(
@@ -457,6 +466,7 @@ class Coordinator(RemovedAttributes):
             failed_batches_of=failed_batches_of,
             reason=reason,
             by=by,
+            if_state=if_state,
             dry_run=dry_run,
         )
 
@@ -473,6 +483,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Start a node again, or end its wait for a retry. What has used its results runs again, too.
 
@@ -494,7 +505,9 @@ class Coordinator(RemovedAttributes):
             "retry_policy": retry_policy,
         }
         given = {"node_id": node_id, "interrupt": interrupt, **changes}
-        return await self._act(task_id, RETRY_NODE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, RETRY_NODE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def skip_node(
         self,
@@ -505,6 +518,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """End a node as `skipped`, with the `skip_reason` `user`. Children that need only other parents still start.
 
@@ -512,7 +526,9 @@ class Coordinator(RemovedAttributes):
         the action while one runs. Return the result of `pause`, and raise its errors.
         """
         given = {"node_id": node_id, "interrupt": interrupt}
-        return await self._act(task_id, SKIP_NODE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, SKIP_NODE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def complete_node(
         self,
@@ -526,6 +542,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """End a node as `finished`, with results that you provide.
 
@@ -536,7 +553,9 @@ class Coordinator(RemovedAttributes):
         """
         results = {"metrics": metrics, "artifacts_ref": artifacts_ref, "batches": [*batches] or None}
         given = {"node_id": node_id, "interrupt": interrupt, **results}
-        return await self._act(task_id, COMPLETE_NODE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, COMPLETE_NODE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def fail_node(
         self,
@@ -547,13 +566,16 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """End a node as `failed`. `allow_failure`, `routing.on_failure` and `on_node_failure` apply as to any failure.
 
         `interrupt` is that of `skip_node`. Return the result of `pause`, and raise its errors.
         """
         given = {"node_id": node_id, "interrupt": interrupt}
-        return await self._act(task_id, FAIL_NODE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, FAIL_NODE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def retry_batches(
         self,
@@ -565,6 +587,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Run a node again that has finished or failed, or is held, to try batches again that it has set aside.
 
@@ -575,7 +598,9 @@ class Coordinator(RemovedAttributes):
         Return the result of `pause`, and raise its errors.
         """
         given = {"node_id": node_id, "batch_uids": [*batch_uids], "interrupt": interrupt}
-        return await self._act(task_id, RETRY_BATCHES, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, RETRY_BATCHES, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def skip_batches(
         self,
@@ -587,6 +612,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Accept that batches are missing that a node has set aside: these, or all. They no longer count as failed.
 
@@ -594,7 +620,9 @@ class Coordinator(RemovedAttributes):
         `retry_batches`. Return the result of `pause`, and raise its errors.
         """
         given = {"node_id": node_id, "batch_uids": [*batch_uids], "interrupt": interrupt}
-        return await self._act(task_id, SKIP_BATCHES, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, SKIP_BATCHES, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def decide(
         self,
@@ -606,13 +634,16 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Decide at a node of the type `approval`: `approve` finishes it, `reject` fails it as `rejected`.
 
         `comment` becomes part of the error of a rejected node. Return the result of `pause`, and raise its errors.
         """
         given = {"node_id": node_id, "decision": decision, "comment": comment}
-        return await self._act(task_id, DECIDE, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, DECIDE, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def satisfy(
         self,
@@ -622,13 +653,16 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Satisfy a prerequisite, for all nodes of the task that name it, also those that it has not reached yet.
 
         Return the result of `pause`, and raise its errors.
         """
         given = {"prerequisite": prerequisite}
-        return await self._act(task_id, SATISFY, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, SATISFY, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def change_graph(
         self,
@@ -641,6 +675,7 @@ class Coordinator(RemovedAttributes):
         reason: str = "",
         by: str = "",
         if_revision: int | None = None,
+        if_state: str | None = None,
     ) -> dict[str, Any]:
         """Add nodes to the graph of a running task, and change nodes that have not started.
 
@@ -653,12 +688,15 @@ class Coordinator(RemovedAttributes):
         """
         added = {"nodes": [*nodes], "edges": [[*each] for each in edges], "edges_ex": [*edges_ex]}
         given = {name: value for name, value in {**added, "changes": {**(changes or {})}}.items() if value}
-        return await self._act(task_id, CHANGE_GRAPH, given, reason=reason, by=by, if_revision=if_revision)
+        return await self._act(
+            task_id, CHANGE_GRAPH, given, reason=reason, by=by, if_revision=if_revision, if_state=if_state
+        )
 
     async def preview(self, task_id: str, action: str, **given: Any) -> dict[str, Any]:
         """Return what an action would affect, for example `preview(task_id, "pause", scopes=["role:index"])`.
 
-        The result has the form of that of `pause`; nothing changes. Raise the errors that the action would raise.
+        The result has the form of that of `pause`, with the `state` of the affected nodes; nothing changes. Raise the
+        errors that the action would raise.
         """
         require(task_id_problem(task_id))
         return await (await self._task_client()).preview(task_id, action, given)

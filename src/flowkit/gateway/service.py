@@ -272,6 +272,13 @@ class Gateway:
 
     async def job_result(self, call: Call, params: models.OfJob) -> JobResult:
         """Return the result of a job in the latest run of its flow."""
+        found = await self._read_result(call, params)
+        if found.node_status is NodeStatus.COMPLETED and found.result is None:
+            # A retry of the job may have deleted the result after the state was read.
+            found = await self._read_result(call, params)
+        return found
+
+    async def _read_result(self, call: Call, params: models.OfJob) -> JobResult:
         latest, node = await self._node_of(call, "job.result", params)
         state = node_states(latest.nodes, latest.run)[node.id]
         task_node = _task_node(latest, node)
@@ -579,7 +586,7 @@ class Gateway:
         raise _busy(params.id)
 
     async def _retry(self, call: Call, flow: Fields, jobs: Sequence[int]) -> models.Started | None:
-        """Run jobs of an ended run again. Return None if another call has changed the flow meanwhile.
+        """Run jobs of an ended run again. Return None if another call has changed the flow, or its run, meanwhile.
 
         The flow notes the attempt before, so that no other call starts or replaces it at the same time, and so that the
         new run never shows the ends of the run before.
@@ -595,28 +602,30 @@ class Gateway:
             claimed = await self._store.change_flow(flow, claim, at)
             if claimed is None:
                 return None
-            made = await self._rerun_claimed(call, claimed, jobs)
+            made = await self._rerun_claimed(call, claimed, jobs, if_state=planned["state"])
         except ActionRejected as error:
+            if error.cause is RejectionCause.OUTDATED:
+                return None
             raise InvalidTransition(str(error), {"id": flow["id"], "run_id": run_id(flow)}) from None
         await self._note_retry(claimed, _renewed(made, generations))
         return _started({**flow, "run_seq": made["run_seq"]}, begun=True)
 
-    async def _rerun_claimed(self, call: Call, flow: Fields, jobs: Sequence[int]) -> Fields:
+    async def _rerun_claimed(self, call: Call, flow: Fields, jobs: Sequence[int], *, if_state: str) -> Fields:
         """Run the task of a flow again, which notes that. Remove the note if the task has certainly not started."""
         try:
-            return await self._rerun(call, flow, jobs)
+            return await self._rerun(call, flow, jobs, if_state=if_state)
         except (StoreUnavailable, TemporalUnavailable, TemporalError):
             raise
         except Exception:
             await self._store.change_flow(flow, _NOT_RETRYING, time.time())
             raise
 
-    async def _rerun(self, call: Call, flow: Fields, jobs: Sequence[int], *, dry_run: bool = False) -> Fields:
-        """Run the task of a flow again, with the limits that its jobs have now."""
+    async def _rerun(self, call: Call, flow: Fields, jobs: Sequence[int], **how: Any) -> Fields:
+        """Run the task of a flow again, with the limits that its jobs have now. `how` is that of `TaskClient.rerun`."""
         stored = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
         limits = {str(job_id): job_limits(job) for job_id, job in stored.items()}
         nodes = [str(each) for each in jobs] or None
-        return await self._tasks.rerun(flow["task_id"], nodes, limits=limits, by=_by(call), dry_run=dry_run)
+        return await self._tasks.rerun(flow["task_id"], nodes, limits=limits, by=_by(call), **how)
 
     async def _generations(self, flow: Fields) -> dict[int, int]:
         """Return the generations of the nodes in the latest run of a flow, by id of the job."""

@@ -16,8 +16,9 @@ from sse_starlette import EventSourceResponse
 from temporalio.service import RPCError
 
 from flowkit import products, reason_codes
+from flowkit.actions.preconditions import check_run, run_of
 from flowkit.actions.table import ACTIONS
-from flowkit.attempt.workflows import WorkflowState
+from flowkit.attempt.workflows import ABSENT, WorkflowState
 from flowkit.client import make_summary
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.core.version import __version__
@@ -56,7 +57,7 @@ from flowkit.server.tokens import Right
 from flowkit.text import one_line, printed, visible
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from starlette.requests import Request
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from temporalio.client import WorkflowExecutionDescription
 
     from flowkit.adapters.tasks.queries import StoredBatch
+    from flowkit.attempt.workflows import Found
     from flowkit.page.live import Feed, LiveTasks, Update
     from flowkit.products import KeptLine
     from flowkit.reading.state import Servers
@@ -194,10 +196,17 @@ class ActionCall(Params):
     )
 
 
+IF_STATE: Final = Field(
+    default=None,
+    description="The `state` that a call with `dry_run` has returned; the action is rejected once it differs.",
+)
+
+
 class CancelInput(Params):
     """The input of `cancel`."""
 
     reason: str = ""
+    if_state: str | None = IF_STATE
 
 
 class RerunInput(Params):
@@ -209,6 +218,7 @@ class RerunInput(Params):
     limits: dict[str, dict[str, Any]] | None = None
     failed_batches_of: list[str] = Field(default_factory=list)
     reason: str = ""
+    if_state: str | None = IF_STATE
 
 
 # --- what pages get -----------------------------------------------------------------------------------------------
@@ -385,6 +395,10 @@ class Affected(PageResult):
     notes: list[str]
     revision: int | None = None
     run_seq: int | None = None
+    state: str | None = Field(
+        default=None,
+        description="With `dry_run`: the `if_state` with which the action is rejected once what it affects differs.",
+    )
 
 
 # --- the calls ----------------------------------------------------------------------------------------------------
@@ -609,28 +623,35 @@ class PageApi:
             found = await self._servers.tasks.preview(task_id, name, sent)
         else:
             found = await self._servers.tasks.act(task_id, name, sent, wait_sec=_ENGINE_SEC)
-        return Affected(affected=found["affected"], notes=found["notes"], revision=found.get("revision"))
+        return _affected(found)
 
     async def _cancel(self, task_id: str, call: ActionCall) -> Affected:
-        reason = parse_params(CancelInput, call.input, strict=True).reason or reason_codes.USER_REQUEST
-        possible = await self._can_cancel(task_id)
-        if possible and not call.dry_run:
-            possible = await self._servers.tasks.cancel_task(task_id, reason=reason)
-        if not possible:
-            raise ActionRejected(f"task {printed(task_id)} has ended, so it cannot be cancelled")
-        return Affected(
-            affected=[], notes=["running attempts are told to stop; nodes that have not started are skipped"]
-        )
+        given = parse_params(CancelInput, call.input, strict=True)
+        reason = given.reason or reason_codes.USER_REQUEST
+        if (run := await self._find_cancellable(task_id)) is not None:
+            check_run(given.if_state, run.first_run_id)
+            if call.dry_run or await self._servers.tasks.cancel_task(
+                task_id, reason=reason, if_state=given.if_state
+            ):
+                return Affected(
+                    affected=[],
+                    notes=["running attempts are told to stop; nodes that have not started are skipped"],
+                    state=run_of(run.first_run_id) if call.dry_run else None,
+                )
+        raise ActionRejected(f"task {printed(task_id)} has ended, so it cannot be cancelled")
 
-    async def _can_cancel(self, task_id: str) -> bool:
-        """Return whether a task runs, or waits for its admission. Raise UnknownTask if there is no such task."""
+    async def _find_cancellable(self, task_id: str) -> Found | None:
+        """Return the run of a task, or ABSENT if it waits for its admission; None if it has ended.
+
+        Raise UnknownTask if there is no such task.
+        """
         found = await self._servers.tasks.look_up(task_id, rpc_timeout=LOOK_UP_TIMEOUT)
         if found.state is WorkflowState.OPEN:
-            return True
+            return found
         pending = await self._servers.tasks.find_pending(task_id)
         if found.state is WorkflowState.ABSENT and pending is None:
             await self._document(task_id)
-        return pending is not None and not pending.decided
+        return ABSENT if pending is not None and not pending.decided else None
 
     async def _rerun(self, task_id: str, call: ActionCall, by: str) -> Affected:
         given = parse_params(RerunInput, call.input, strict=True)
@@ -643,9 +664,10 @@ class PageApi:
             failed_batches_of=given.failed_batches_of,
             reason=given.reason,
             by=by,
+            if_state=given.if_state,
             dry_run=call.dry_run,
         )
-        return Affected(affected=found["affected"], notes=found["notes"], run_seq=found["run_seq"])
+        return _affected(found)
 
     async def stream(self, request: Request) -> Response:
         """Send the state of a task, then each change, as server-sent events."""
@@ -688,6 +710,11 @@ def _schedule_line(view: ScheduleView, times: Sequence[NominalTime]) -> Schedule
         note=view.note,
         times=[TimeLine(**each.as_json()) for each in times],
     )
+
+
+def _affected(found: Mapping[str, Any]) -> Affected:
+    """Return what an action has changed, or would change, from its result."""
+    return Affected(**{name: found[name] for name in Affected.model_fields if name in found})
 
 
 def _signature(caller: Caller) -> str:

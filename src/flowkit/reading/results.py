@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from flowkit.client import UnknownTask
 from flowkit.errors import ConfigError
 from flowkit.models import ENGINE_TYPES, TaskStatus
 from flowkit.reading.documents import reading
-from flowkit.text import count_of, describe_set_aside, did_you_mean, shell_word
+from flowkit.text import count_of, describe_set_aside, did_you_mean, shell_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -99,7 +98,7 @@ def require_node(document: dict[str, Any], node_id: str | None) -> None:
     known = [node["node_id"] for node in document["graph"]["nodes"]]
     if node_id is not None and node_id not in known:
         task_id = document["id"]
-        shows = f"`flowkit status {shlex.quote(task_id)}` shows its nodes"
+        shows = f"`{shell_command('flowkit status', task_id)}` shows its nodes"
         problem = ConfigError(f"task {task_id!r} has no node {node_id!r}")
         problem.add_note(did_you_mean(node_id, known, otherwise=shows))
         raise problem
@@ -146,7 +145,7 @@ def set_aside_hints(task: TaskView | ResultView) -> list[str]:
     counts = {node.node_id: node.failed_batches for node in task.nodes if node.failed_batches}
     hints = [
         f"{describe_set_aside(count)} in {node_id}: "
-        f"`flowkit batches {shlex.quote(task.task_id)} {shlex.quote(node_id)} --failed`"
+        f"`{shell_command('flowkit batches', task.task_id, node_id, options=['--failed'])}`"
         for node_id, count in [*counts.items()][:_HINTS]
     ]
     more = len(counts) - len(hints)
@@ -158,8 +157,7 @@ def debug_command(task_id: str, node_id: str, batch_uid: str | None = None) -> s
     batch = [] if batch_uid is None else ["--batch", batch_uid]
     if batch_uid is not None and batch_uid.startswith("-"):
         batch = [f"--batch={batch_uid}"]
-    named = " ".join(map(shell_word, [task_id, node_id, *batch]))
-    return f"flowkit debug {named} --handler MODULE:CLASS"
+    return shell_command("flowkit debug", task_id, node_id, options=[*batch, "--handler", "MODULE:CLASS"])
 
 
 def debug_node_command(task_id: str, node_id: str, role: str) -> str | None:

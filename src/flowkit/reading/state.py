@@ -34,7 +34,7 @@ from flowkit.models.actions import PausedScope
 from flowkit.models.temporal_names import other_databases, process_of
 from flowkit.models.waits import TEXT, WaitKind, for_resume, for_worker, in_attempt, read_wait
 from flowkit.reading.documents import reading
-from flowkit.text import count_of, describe_set_aside, format_duration, names, one_line
+from flowkit.text import count_of, describe_set_aside, format_duration, names, one_line, shell_word
 from flowkit.workflows.display.details import format_pause
 
 if TYPE_CHECKING:
@@ -707,7 +707,7 @@ def describe_silent_engine(queue: str) -> str:
 
 def queue_option(queue: str) -> str:
     """Return the option of `flowkit engine` and `flowkit worker` for a queue, after a blank; empty for the default."""
-    return "" if queue == DEFAULT_QUEUE else f" --queue {queue}"
+    return "" if queue == DEFAULT_QUEUE else f" --queue {shell_word(queue)}"
 
 
 def _describe_other_databases(queue: str, others: Sequence[str], own: str) -> list[str]:
@@ -733,7 +733,9 @@ def describe_unknown_roles(unknown: Mapping[str, Sequence[str]], option: str = "
     ]
     if others:
         roles, them = ("role", "it") if len(others) == 1 else ("roles", "them")
-        bridge = f"`flowkit bridge {' '.join(others)}{option}` if external workers run {them}"
+        bridge = (
+            f"`flowkit bridge {' '.join(map(shell_word, others))}{option}` if external workers run {them}"
+        )
         hints.append(f"no worker has ever polled {roles} {names(others)}; {start}, or {bridge}")
     return hints
 

@@ -13,6 +13,7 @@ from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.clients import KafkaConnection
 from flowkit.local import Kafka
 from tests.integration.bridge.external_tasks import ExternalTasks
+from tests.integration.harness import EVENT_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -67,7 +68,7 @@ def names(kafka: Broker) -> Names:
 async def _closed_clients() -> AsyncIterator[None]:
     """Clients that leave a group during a rebalance close in the background; the loop must not end before them."""
     yield
-    await clients.wait_closed(60)
+    await clients.wait_closed(EVENT_TIMEOUT_SEC)
 
 
 @pytest.fixture

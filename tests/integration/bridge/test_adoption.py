@@ -23,7 +23,7 @@ from flowkit.testing.external.handlers import scripted
 from tests.integration.bridge.doomed_engine import POINTS
 from tests.integration.bridge.external_tasks import codes
 from tests.integration.bridge.gates import Gate
-from tests.integration.harness import eventually, node, wait_seconds
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -58,7 +58,7 @@ def doomed(external: ExternalTasks, points: dict[str, str] | None = None) -> For
 
 async def ended(process: ForkedProcess) -> int:
     """Wait for the end of a process, and return its exit code."""
-    return await asyncio.to_thread(process.wait, 60)
+    return await asyncio.to_thread(process.wait, EVENT_TIMEOUT_SEC)
 
 
 async def outdated_run_waits(run: Any) -> AsyncIterator[Any]:

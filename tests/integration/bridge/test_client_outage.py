@@ -77,7 +77,7 @@ async def offsets_end_their_calls_within_seconds(
         lambda: offsets.read_committed(group, topic),
         lambda: offsets.read_members(group),
     ):
-        async with asyncio.timeout(60):  # Five seconds are usual.
+        async with asyncio.timeout(EVENT_TIMEOUT_SEC):
             with pytest.raises(KafkaUnavailable, match=names.bootstrap):
                 await call()
     await end(phase)

@@ -14,7 +14,7 @@ from tests.integration.bridge.gates import Gate
 from tests.integration.bridge.test_adoption import LEASE_SEC, doomed, ended, provision
 from tests.integration.bridge.test_pulled_inputs import Reader, pull
 from tests.integration.handlers import Relay
-from tests.integration.harness import eventually, node
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ async def test_an_external_node_and_its_puller_run_again_with_fewer_batches(exte
     ]
     await external.until_node(task_id, "enrich", "finished", epoch=3)
     await operator.decide(task_id, "open", "approve")
-    assert await operator.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await operator.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     for name in ("extract", "enrich"):
         assert len(await external.rows(task_id, name)) == 2
         assert {row["attempt_epoch"] for row in await external.rows(task_id, name)} == {3}
@@ -72,7 +72,7 @@ async def test_an_interrupted_external_node_is_cancelled_before_it_is_completed(
     entry = await external.until_node(task_id, "extract", "finished", epoch=2)
     assert entry["first_epoch"] == 2
     await operator.decide(task_id, "open", "approve")
-    assert await operator.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await operator.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert [row["batch_uid"] for row in await external.rows(task_id, "extract")] == ["given"]
     assert [(each["state"], each["outcome"]["kind"]) for each in await external.dispatches(task_id)] == [
         ("reported", "cancelled")
@@ -103,7 +103,7 @@ async def test_an_attempt_waits_until_a_worker_has_skipped_the_command_of_an_int
     ]
     assert first[0].offset < second[0].offset
     gate.open()
-    assert await operator.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await operator.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     rows = [row async for row in external.db.artifacts.find({"task_id": task_id})]
     assert {row["attempt_epoch"] for row in rows} == {2}
 
@@ -133,7 +133,7 @@ async def test_attempts_that_wait_for_interrupted_ones_delay_no_others_and_go_on
     await operator.restart()
     await external.external(scripted)
     for each in (task_id, other):
-        assert await operator.wait(each, 60) is TaskStatus.FINISHED
+        assert await operator.wait(each, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert [await codes(external, task_id, name) for name in names] == [[None, None]] * 2
 
 
@@ -176,7 +176,7 @@ async def test_an_action_takes_effect_once_although_engine_and_bridge_are_killed
     await external.worker({"relay": Relay()})
     entry = await external.until_node(task_id, "extract", "finished", epoch=2)
     await operator.decide(task_id, "open", "approve")
-    assert await operator.wait(task_id, 60) is TaskStatus.FINISHED
+    assert await operator.wait(task_id, EVENT_TIMEOUT_SEC) is TaskStatus.FINISHED
     assert entry["first_epoch"] == 2
     assert entry["generation"] == 1
     for name in ("extract", "enrich"):

@@ -36,7 +36,7 @@ ACTIONS_OF_A_RUN = (4, 18)
 _PAUSE_SEC, _LAST_PAUSE_SEC = (0.05, 0.7), 2.0
 """Time between two random actions, and between those that let the task end."""
 _WRONG_SHARE = 0.06
-"""Share of the actions that name a node, a batch or a revision that does not exist."""
+"""Share of the actions that name a batch, a revision or a state that does not exist."""
 _REPEATED_SHARE = 0.3
 _STATUSES = {"graph.nodes.node_id": 1, "graph.nodes.status": 1}
 WEIGHTS = {
@@ -76,7 +76,7 @@ class Request:
     name: str
     given: dict[str, Any]
     wrong: bool = False
-    """Whether the task must refuse it: it names a node, a batch or a revision that does not exist."""
+    """Whether the task must refuse it: it names a batch, a revision or a state that does not exist."""
     answers: list[dict[str, Any]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
@@ -176,7 +176,7 @@ def _batches(chance: random.Random, node: NodePlan, tag: str) -> list[dict[str, 
 def _wrong_field(chance: random.Random, name: str) -> dict[str, Any]:
     if name in {"retry_batches", "skip_batches"} and chance.random() < 0.7:
         return {"batch_uids": ["no such batch"]}
-    return {"if_revision": 100_000}
+    return chance.choice([{"if_revision": 100_000}, {"if_state": "0" * 16}])
 
 
 class Operator:
@@ -296,7 +296,7 @@ class Operator:
         self.requests.append(request)
         request.answers.append({"affected": planned["affected"]})
         try:
-            await self._coordinator.rerun(self._plan.task_id, nodes, **given)
+            await self._coordinator.rerun(self._plan.task_id, nodes, if_state=planned["state"], **given)
         except ActionRejected as error:
             request.refusals.append(str(error))
             request.answers.clear()

@@ -437,7 +437,7 @@ class Run:
             name = "retry_batches" if aside and self._chance.random() < 0.5 else "retry_node"
             planned = await handle.query("preview", args=[name, given], result_type=dict)
             affected = planned["affected"]
-            given["if_revision"] = planned["revision"]
+            given |= {"if_revision": planned["revision"], "if_state": planned["state"]}
             await handle.execute_update(name, given, rpc_timeout=_UPDATE_TIMEOUT)
             self.figures.retries["chosen"] += 1
             self.figures.retries["of batches"] += name == "retry_batches"

@@ -135,9 +135,11 @@ async def test_no_content_of_a_task_is_read_as_markup(
 async def test_each_action_is_applied_on_the_page(
     harness: Harness, start_page: Callable[..., Awaitable[PageProcess]], page: Page
 ) -> None:
-    """Each is clicked, shows what it would affect, and changes a running task. One that the rules reject says why."""
+    """Each is clicked, shows what it would affect, and changes a running task. One that the rules reject says why, and
+    a dialog says what another operator has done meanwhile.
+    """
     bad, gated = {"failures": 9, "permanent": True}, Gated()
-    await harness.engine()
+    engine = await harness.engine()
     await harness.worker({"gated": gated, "failing": Failing()})
     task_id = await harness.create(
         *(node(name, "failing", inline=bad) for name in ("retried", "skipped", "completed")),
@@ -166,7 +168,17 @@ async def test_each_action_is_applied_on_the_page(
     for name, (action, effect, state, fields) in steps.items():
         await box(page, name).click()
         await expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
-        if name == "runs":
+        if name == "skipped":
+            await act(page, "node", action).click()
+            dialog = page.get_by_role("dialog")
+            await expect(dialog.get_by_role("status")).to_contain_text("skipped: held → skipped")
+            await engine.retry_node(task_id, "skipped", by="ada")
+            await expect(dialog.get_by_role("alert")).to_contain_text("another action was applied")
+            await harness.until_node(task_id, "skipped", "deferred", epoch=3)
+            await expect(dialog.get_by_role("status")).to_contain_text("skipped: held → skipped")
+            await dialog.get_by_role("button", name=action, exact=True).click()
+            await expect(dialog).to_be_hidden()
+        elif name == "runs":
             await act(page, "node", action).click()
             await page.get_by_role("dialog").get_by_label("stop attempts that run").check()
             await page.get_by_role("dialog").get_by_role("button", name=action, exact=True).click()

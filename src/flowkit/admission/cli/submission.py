@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import uuid
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,7 +19,7 @@ from flowkit.cli.following import follow, interruptible
 from flowkit.cli.json_files import read_pairs, read_task
 from flowkit.client import UnknownTask
 from flowkit.errors import AdmissionRejected, ConfigError, StoreUnavailable
-from flowkit.text import one_line, printed, shown
+from flowkit.text import one_line, printed, shell_command, shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -162,10 +161,10 @@ def _print_submitted(ticket: Ticket) -> None:
         output.note("  it was submitted earlier with the same id, and is unchanged")
     if ticket.state in ENDED:
         return
-    name = shlex.quote(ticket.execution_id)
-    output.note(f"  stop it  flowkit admission cancel {name}")
+    name = ticket.execution_id
+    output.note(f"  stop it  {shell_command('flowkit admission cancel', name)}")
     if ticket.kind is Kind.TASK:
-        output.note(f"  watch it  flowkit status {name} --watch")
+        output.note(f"  watch it  {shell_command('flowkit status', name, options=['--watch'])}")
 
 
 async def _follow(queue: AdmissionQueue, ticket: Ticket, *, quiet: bool) -> Ticket:

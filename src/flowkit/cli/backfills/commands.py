@@ -1,7 +1,6 @@
 """`flowkit backfill`, which starts tasks of a schedule for past times. Commands import what they need when they run."""
 
 import asyncio
-import shlex
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ from flowkit.cli.options import AsJson, Where, with_options
 from flowkit.errors import ConfigError
 from flowkit.models.admission import DEFAULT_TENANT, Admission, Priority
 from flowkit.models.backfills import Existing, Order
-from flowkit.text import count_of
+from flowkit.text import count_of, shell_command
 
 backfill = typer.Typer(
     help="Start the tasks of a schedule for past nominal times: a lost week, or each hour of last month.",
@@ -108,7 +107,9 @@ def create(
         output.echo(f"created backfill {backfill_.backfill_id}: {times}")
     else:
         output.echo(f"backfill {backfill_.backfill_id} exists, with {times}: it is {backfill_.state.value}")
-    output.note(f"  follow it  flowkit backfill status {shlex.quote(view.backfill.backfill_id)} --follow")
+    output.note(
+        f"  follow it  {shell_command('flowkit backfill status', view.backfill.backfill_id, options=['--follow'])}"
+    )
     return None
 
 
@@ -191,7 +192,9 @@ def retry_failed(backfill_id: Id, as_json: AsJson = False, *, where: Where) -> N
     if count:
         times = count_of(count, "failed nominal time")
         output.echo(f"{times} of backfill {backfill_id} {'starts' if count == 1 else 'start'} again")
-        output.note(f"  follow it  flowkit backfill status {shlex.quote(backfill_id)} --follow")
+        output.note(
+            f"  follow it  {shell_command('flowkit backfill status', backfill_id, options=['--follow'])}"
+        )
     else:
         output.echo(f"backfill {backfill_id} continues")
     return None

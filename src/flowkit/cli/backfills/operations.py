@@ -15,7 +15,7 @@ from flowkit.cli.errors import Exit
 from flowkit.cli.servers import servers
 from flowkit.graph.scheduled import format_nominal
 from flowkit.schedules import Schedules
-from flowkit.text import count_of, format_duration, one_line, truncate
+from flowkit.text import count_of, format_duration, one_line, shell_command, truncate
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -158,8 +158,9 @@ def print_backfill(view: BackfillView) -> None:
         )
     elif not view.is_driven:
         output.warn(
-            f"its workflow does not run, so nothing starts; `flowkit backfill retry-failed {backfill.backfill_id}` "
-            "starts it again, and `flowkit backfill cancel` ends the backfill"
+            "its workflow does not run, so nothing starts; "
+            f"`{shell_command('flowkit backfill retry-failed', backfill.backfill_id)}` starts it again, "
+            "and `flowkit backfill cancel` ends the backfill"
         )
     elif not view.has_engine:
         output.warn(

@@ -25,7 +25,7 @@ from flowkit.local.kafka import kafka_program
 from flowkit.local.sources import Source, allowed_sources
 from flowkit.models.temporal_names import SEARCH_ATTRIBUTES, role_queue
 from flowkit.reading.state import find_missing_processes
-from flowkit.text import one_line, shown_address
+from flowkit.text import one_line, shell_word, shown_address
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -193,9 +193,9 @@ async def _check_role(client: Client, queue: str, role: str) -> Finding:
         return bad(name, found, f"stop these workers, or remove {role} from {ROLES_VARIABLE}")
     if await recent_pollers(client, polls):
         return ok(name, "external; a bridge serves it")
-    option = "" if queue == DEFAULT_QUEUE else f" --queue {queue}"
+    option = "" if queue == DEFAULT_QUEUE else f" --queue {shell_word(queue)}"
     found = f"external ({ROLES_VARIABLE}), but no bridge serves it"
-    return note(name, found, f"start one with `flowkit bridge {role}{option}`")
+    return note(name, found, f"start one with `flowkit bridge {shell_word(role)}{option}`")
 
 
 async def check_kafka() -> Finding:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ from flowkit.cli.project.scaffold import (
     new_project,
     write_project,
 )
+from flowkit.text import shell_word
 
 if TYPE_CHECKING:
     from flowkit.cli.project.scaffold import Project
@@ -52,7 +52,7 @@ def init(
     output.echo("next steps")
     if bin_folder := _missing_path_entry():
         output.echo(
-            f"  export PATH={shlex.quote(bin_folder)}:$PATH   # first, in each terminal: flowkit is not on PATH"
+            f"  export PATH={shell_word(bin_folder)}:$PATH   # first, in each terminal: flowkit is not on PATH"
         )
     _print_rows(_next_steps(target))
 
@@ -75,7 +75,7 @@ def _highlights(project: Project) -> dict[str, str]:
 
 def _next_steps(folder: Path) -> dict[str, str]:
     """Return the next commands with comments."""
-    change_folder = f"cd {shlex.quote(str(folder))} && " if folder.absolute() != Path.cwd() else ""
+    change_folder = f"cd {shell_word(str(folder))} && " if folder.absolute() != Path.cwd() else ""
     return {
         f"{change_folder}make test": "# checks the graph and runs the tests, without a server",
         "make up": "# runs servers, an engine and a worker until Ctrl-C",

@@ -1,7 +1,6 @@
 """`flowkit schedule`, which starts tasks at nominal times. Each command imports its dependencies when it runs."""
 
 import asyncio
-import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +9,7 @@ from flowkit.cli import output
 from flowkit.cli.errors import EPILOG
 from flowkit.cli.options import AsJson, Where, with_options
 from flowkit.cli.tasks.validate import GraphFile
+from flowkit.text import shell_command
 
 if TYPE_CHECKING:
     from flowkit.schedules import ScheduleOptions
@@ -119,7 +119,7 @@ def create(
         return output.document(view.as_json())
     output.echo(f"created schedule {name}: {view.times.text}")
     print_next(view)
-    output.note(f"  see its tasks  flowkit schedule show {shlex.quote(name)}")
+    output.note(f"  see its tasks  {shell_command('flowkit schedule show', name)}")
     return None
 
 
@@ -228,7 +228,7 @@ def trigger(name: Name, as_json: AsJson = False, *, where: Where) -> None:
             f"no task has started, because an earlier one of {name} runs; --overlap of the schedule says what happens"
         )
     output.echo(f"started task {task_id}")
-    output.note(f"  see it  flowkit status {shlex.quote(task_id)} --watch")
+    output.note(f"  see it  {shell_command('flowkit status', task_id, options=['--watch'])}")
     return None
 
 

@@ -1,7 +1,6 @@
 """`flowkit run`, `status`, `cancel` and `list`. Each command imports its dependencies when it runs, to start fast."""
 
 import asyncio
-import shlex
 import time
 from dataclasses import asdict
 from typing import Annotated
@@ -24,6 +23,7 @@ from flowkit.cli.options import (
 from flowkit.cli.tasks.validate import GraphFile
 from flowkit.errors import ConfigError
 from flowkit.limits import LIST_TASKS
+from flowkit.text import shell_command
 
 _MOST = LIST_TASKS - 1
 """The query asks for one more task, to find out whether there are more."""
@@ -96,7 +96,7 @@ def cancel(
     if as_json:
         return output.document({"task_id": task, "cancel_requested": True, "reason": kept})
     output.echo(f"requested the cancellation of task {task}")
-    output.note(f"  see it end  flowkit status {shlex.quote(task)} --watch")
+    output.note(f"  see it end  {shell_command('flowkit status', task, options=['--watch'])}")
     return None
 
 

@@ -33,6 +33,7 @@ from flowkit.cli.options import (
     TaskNode,
     Where,
     current_user,
+    repeated_command,
     with_options,
 )
 from flowkit.errors import ActionRejected, ConfigError
@@ -72,6 +73,14 @@ IfRevision = Annotated[
         help="Reject the action if the task has another revision, because someone else acted meanwhile.",
     ),
 ]
+IfState = Annotated[
+    str | None,
+    typer.Option(
+        "--if-state",
+        metavar="STATE",
+        help="Reject the action unless what it affects is as a --dry-run has shown it, which prints this state.",
+    ),
+]
 Interrupt = Annotated[
     bool,
     typer.Option("--interrupt", help="Stop attempts that the action affects, instead of being rejected."),
@@ -82,16 +91,24 @@ BatchUids = Annotated[
         metavar="[BATCH]...", help="Batches, as `flowkit batches --failed` shows them. Default: all of them."
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what the action would affect; change nothing.")]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Show what the action would affect, and the command that does it if nothing changes before.",
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionOptions:
     """The options of all actions. A group of options."""
 
+    context: typer.Context
     reason: Reason = ""
     by: By = None
     if_revision: IfRevision = None
+    if_state: IfState = None
     dry_run: DryRun = False
     as_json: AsJson = False
 
@@ -348,22 +365,31 @@ def _act(task: str, name: str, given: dict[str, Any], how: ActionOptions, where:
         "reason": how.reason,
         "by": current_user() if how.by is None else how.by,
         "if_revision": how.if_revision,
+        "if_state": how.if_state,
     }
     known = {key: value for key, value in {**given, **common}.items() if value is not None}
     result = asyncio.run(_send(task, name, known, where, dry_run=how.dry_run))
+    command = _guarded_command(how.context, result) if how.dry_run else None
     if how.as_json:
-        return output.document({"task_id": task, "action": name, "dry_run": how.dry_run, **result})
+        shown = {"task_id": task, "action": name, "dry_run": how.dry_run, **result}
+        return output.document(shown | ({"command": command} if command else {}))
     done = (
         f"{name} would affect"
         if how.dry_run
         else f"{name} applied as revision {result['revision']}; it affects"
     )
     output.echo(f"{done} {count_of(len(result['affected']), 'node')} of task {task}")
-    return _print_affected(result)
+    return _print_affected(result, command)
 
 
-def _print_affected(result: dict[str, Any]) -> None:
-    """Print the affected nodes and the notes of an action or a rerun."""
+def _guarded_command(context: typer.Context, previewed: dict[str, Any]) -> str:
+    """Return the command of a preview, which is rejected once something differs from what the preview has shown."""
+    seen = {"--if-revision": previewed.get("revision"), "--if-state": previewed["state"]}
+    return repeated_command(context, without=("--dry-run", "--json"), instead=seen)
+
+
+def _print_affected(result: dict[str, Any], command: str | None) -> None:
+    """Print the affected nodes and the notes of an action or a rerun, and the command after a preview."""
     affected = result["affected"]
     width = max((len(each["node_id"]) for each in affected[:_SHOWN]), default=0)
     for each in affected[:_SHOWN]:
@@ -372,10 +398,13 @@ def _print_affected(result: dict[str, Any]) -> None:
         output.echo(f"  … {len(affected) - _SHOWN:,} more; --json lists them")
     for note in result["notes"]:
         output.note(f"  {_as_option(note)}")
+    if command is not None:
+        output.note(f"  apply exactly this  {command}")
 
 
 @with_options
 def rerun(
+    context: typer.Context,
     task: TaskId,
     nodes: Annotated[
         list[str] | None,
@@ -407,9 +436,8 @@ def rerun(
     ] = None,
     reason: Reason = "",
     by: By = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would run again; start nothing.")
-    ] = False,
+    if_state: IfState = None,
+    dry_run: DryRun = False,
     queue: Queue = None,
     as_json: AsJson = False,
     *,
@@ -422,15 +450,17 @@ def rerun(
         "failed_batches_of": failed_batches or (),
         "reason": reason,
         "by": current_user() if by is None else by,
+        "if_state": if_state,
         "dry_run": dry_run,
     }
     result = asyncio.run(_run_again(task, nodes or None, options, where))
+    command = _guarded_command(context, result) if dry_run else None
     if as_json:
-        return output.document({**result, "dry_run": dry_run})
+        return output.document({**result, "dry_run": dry_run} | ({"command": command} if command else {}))
     started = "would run" if dry_run else "runs"
     nodes_again = count_of(len(result["affected"]), "node")
     output.echo(f"task {task} {started} again as run {result['run_seq']}, with {nodes_again}")
-    return _print_affected(result)
+    return _print_affected(result, command)
 
 
 def _read_inputs(given: Sequence[str]) -> dict[str, dict[str, Any]]:

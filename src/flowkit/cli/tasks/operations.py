@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +33,7 @@ from flowkit.reading.state import (
     list_roles,
     queue_option,
 )
-from flowkit.text import describe_set_aside
+from flowkit.text import describe_set_aside, shell_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -117,7 +116,7 @@ async def _refuse_taken(both: Servers, task_id: str) -> None:
     if found.description is not None or await both.catalog.document(task_id) is not None:
         problem = TaskIdTaken(f"task id {task_id!r} belongs to an earlier task")
         raise add_remedy(
-            problem, f"choose another id, or see that task: `flowkit status {shlex.quote(task_id)}`"
+            problem, f"choose another id, or see that task: `{shell_command('flowkit status', task_id)}`"
         )
 
 
@@ -129,10 +128,9 @@ def _print_started(started: dict[str, Any], hints: list[str], as_json: bool) -> 
     if as_json:
         return output.document({**started, "hints": hints})
     task_id = started["task_id"]
-    name = shlex.quote(task_id)
     output.echo(f"task {task_id} started on queue {started['queue']}")
-    output.note(f"  watch it  flowkit status {name} --watch")
-    output.note(f"  stop it   flowkit cancel {name}")
+    output.note(f"  watch it  {_watch_command(task_id)}")
+    output.note(f"  stop it   {shell_command('flowkit cancel', task_id)}")
     output.note(f"  Web UI    workflow {task_id} in namespace {started['namespace']}")
     for hint in hints:
         output.warn(hint)
@@ -175,7 +173,7 @@ def _print_task(view: TaskView) -> None:
     age = describe_age(view.seconds, view.total_seconds, is_open=not view.status.closed)
     output.echo(f"{format_outcome(view)}{f' ({age})' if age else ''}{source}")
     for paused in view.paused:
-        output.note(f"  {paused}; `flowkit resume {shlex.quote(view.task_id)}` continues it")
+        output.note(f"  {paused}; `{shell_command('flowkit resume', view.task_id)}` continues it")
     if view.nodes:
         console = output.console()
         console.print(task_table(view, wide=console.is_terminal))
@@ -348,16 +346,21 @@ def debug_hints(view: TaskView) -> list[str]:
 
 
 def _suggest_decision(task_id: str, node: NodeRow) -> str:
-    place = f"{shlex.quote(task_id)} {shlex.quote(node.node_id)}"
     if node.role == APPROVAL:
-        return f"{node.node_id} waits for a decision: `flowkit decide {place} approve`, or reject"
-    return f"{node.node_id} waits for a decision: `flowkit retry {place}`, or skip, complete or fail"
+        approve = shell_command("flowkit decide", task_id, node.node_id, "approve")
+        return f"{node.node_id} waits for a decision: `{approve}`, or reject"
+    retry = shell_command("flowkit retry", task_id, node.node_id)
+    return f"{node.node_id} waits for a decision: `{retry}`, or skip, complete or fail"
 
 
 def suggest_commands(task_id: str) -> str:
     """Return the commands that watch the task again or cancel it."""
-    name = shlex.quote(task_id)
-    return f"`flowkit status {name} --watch` watches it again, `flowkit cancel {name}` cancels it"
+    cancels = shell_command("flowkit cancel", task_id)
+    return f"`{_watch_command(task_id)}` watches it again, `{cancels}` cancels it"
+
+
+def _watch_command(task_id: str) -> str:
+    return shell_command("flowkit status", task_id, options=["--watch"])
 
 
 def print_view(view: TaskView, *, as_json: bool) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,7 @@ from flowkit.pictures.formats import SUFFIXES, Format, draw
 from flowkit.pictures.model import make_picture
 from flowkit.pictures.text import COLUMNS, to_text
 from flowkit.reading.graphs import view_graph, view_nodes
-from flowkit.text import one_line, shown_path
+from flowkit.text import one_line, shell_command, shown_path
 from flowkit.validation import arguments
 from flowkit.validation.documents import VALUE_SUFFIXES
 
@@ -143,7 +142,7 @@ async def _read_task(task_id: str, where: Where) -> Picture:
         document = await both.catalog.document(task_id)
     if document is None:
         missing = UnknownTask(task_id, f"task {task_id!r} has no document yet")
-        raise add_remedy(missing, f"`flowkit status {shlex.quote(task_id)}` shows what it waits for")
+        raise add_remedy(missing, f"`{shell_command('flowkit status', task_id)}` shows what it waits for")
     return make_picture(view_graph(document["graph"]), {node.node_id: node for node in view.nodes})
 
 

@@ -3,7 +3,6 @@ dependencies when it runs."""
 
 import asyncio
 import json
-import shlex
 from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,7 +19,7 @@ from flowkit.cli.options import (
     with_options,
 )
 from flowkit.cli.tasks.variables import plain
-from flowkit.text import one_line
+from flowkit.text import one_line, shell_command
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -113,7 +112,7 @@ def _print_task(view: "ResultView") -> None:
     for hint in set_aside_hints(view):
         output.note(hint)
     if any(node.batches for node in view.nodes):
-        output.note(f"see the batches of a node: `flowkit result {shlex.quote(view.task_id)} NODE`")
+        output.note(f"see the batches of a node: `{shell_command('flowkit result', view.task_id, 'NODE')}`")
 
 
 def _print_node(view: "ResultView", page: "BatchPage") -> None:

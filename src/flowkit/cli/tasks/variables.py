@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import math
-import shlex
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +22,7 @@ from flowkit.cli.options import (
     with_options,
 )
 from flowkit.errors import AdapterError, ConfigError
+from flowkit.text import shell_command
 
 if TYPE_CHECKING:
     from flowkit.adapters.vars.changes import VarsChange
@@ -196,7 +196,7 @@ async def _read(variables: "Variables", task_id: str) -> Tree:
 
 def _remedy(done: list[str], task_id: str) -> str:
     before = f"what {' and '.join(dict.fromkeys(done))} changed remains; " if done else ""
-    return f"{before}`flowkit vars {shlex.quote(task_id)}` shows the current variables"
+    return f"{before}`{shell_command('flowkit vars', task_id)}` shows the current variables"
 
 
 def plain(value: Any) -> Any:

@@ -26,7 +26,7 @@ from flowkit.cli.up.plan import terminal_exports
 from flowkit.client import TaskCatalog
 from flowkit.connection import TemporalUnavailable, connect, temporal_address
 from flowkit.errors import FlowKitError
-from flowkit.text import shown_address
+from flowkit.text import shell_word, shown_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -368,7 +368,7 @@ def _list_facts(info: UpInfo, lines: str) -> list[tuple[str, str]]:
     if info.runs_tasks:
         suffix = f" (in another terminal, after {lines})" if info.exports else ""
         prefix = "" if info.runs_workers else "flowkit worker module:CLASS …, then "
-        info_rows.append(("next", f"{prefix}flowkit run {info.graph} --watch{suffix}"))
+        info_rows.append(("next", f"{prefix}flowkit run {shell_word(info.graph)} --watch{suffix}"))
     elif info.exports:
         info_rows.append(("next", f"run {lines} to connect other programs"))
     return info_rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from flowkit.cli.errors import add_remedy
 from flowkit.cli.options import DEFAULT_DATABASE, DEFAULT_MONGO_URL
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.errors import ConfigError
+from flowkit.text import shell_word
 from flowkit.validation import settings
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def own_servers(plan: UpPlan) -> set[str]:
 
 
 def _format_export(name: str, value: str) -> str:
-    return f"export {name}={shlex.quote(value)}"
+    return f"export {name}={shell_word(value)}"
 
 
 def _list_defaults(name: str) -> set[str]:

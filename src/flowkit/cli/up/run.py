@@ -15,6 +15,7 @@ from flowkit.cli.up.processes import create_processes, write_config
 from flowkit.local.data_folder import data_folder
 from flowkit.local.errors import DevServerError
 from flowkit.local.process import start_all, stop_all
+from flowkit.text import shell_word
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,7 +36,9 @@ def run(plan: UpPlan) -> None:
             _run_in(plan, folder)
     except DevServerError as error:
         if error.keeps_data:
-            output.note(f"data and logs kept in {folder}; `flowkit up --data {folder}` continues with them")
+            output.note(
+                f"data and logs kept in {folder}; `flowkit up --data {shell_word(str(folder))}` continues with them"
+            )
         raise
     except KeyboardInterrupt:
         output.note("interrupted during startup; all started processes are stopped")

@@ -6,13 +6,16 @@ import { ENDED } from "./words.js";
 
 const LOOK_MS = 600;
 const TYPING_MS = 300;
+const ANEW_MS = 1000; // for which a dialog takes no confirmation of what has just changed under it
+const CHANGES = 6;
 
-// What can be done with a task and with a node: the name of the action, a label, and fields of its form.
+// What can be done with a task and with a node: the name of the action, a label, and fields of its form. `blind`: no rule
+// can reject it before its form is filled in.
 const TASK_ACTIONS = [
   { name: "pause", label: "Pause", open: true, fields: ["interrupt"] },
   { name: "resume", label: "Resume", open: true },
   { name: "cancel", label: "Cancel", open: true, danger: true, blind: true },
-  { name: "rerun", label: "Run again", open: false, fields: ["nodes", "params", "inputs"] },
+  { name: "rerun", label: "Run again", open: false, blind: true, fields: ["nodes", "params", "inputs"] },
 ];
 const NODE_ACTIONS = [
   { name: "retry_node", label: "Retry", fields: ["input_inline", "interrupt"] },
@@ -69,7 +72,7 @@ class Buttons {
       return "";
     } catch (error) {
       // Without a response of the rules, the action is offered: its dialog asks again.
-      return error.status === 0 || error.status >= 500 ? "" : error.message;
+      return isOutage(error) ? "" : error.message;
     }
   }
 
@@ -167,44 +170,103 @@ function confirmAction(taskId, action, given, now) {
     h("div", { class: "buttons" }, h("button", { type: "button", onclick: () => dialog.close() }, "Back"), apply));
   const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   const input = () => ({ ...given, ...action.given, ...read(form, action) });
-  let looks = 0;
+  let seen = null; // the preview that is shown, and that the button confirms
+  let edits = 0; // of the form
+  let looking = null; // for how many edits a look is on its way
+  let again = false;
   let applying = false;
-  const look = async () => {
-    const number = (looks += 1);
+  let resting = null;
+  const ready = () => { apply.disabled = !seen || applying || resting !== null; };
+  const show = (found, news) => {
+    seen = found;
+    replace(preview, news && h("p", { class: "reason", role: "alert" }, `Changed meanwhile: ${news}.`), affected(found));
+    clearTimeout(resting);
+    resting = news ? setTimeout(() => { resting = null; ready(); }, ANEW_MS) : null;
+    ready();
+  };
+  const lookOnce = async () => {
+    const turn = edits;
     try {
       const found = await call(taskId, action.name, input(), true);
-      if (number !== looks || applying) return;
-      apply.disabled = false;
-      replace(preview, affected(found));
+      if (turn !== edits || applying) return;
+      if (!seen || !isSame(seen, found)) show(found, seen && changesOf(seen, found, guards(action, input())));
     } catch (error) {
-      if (number === looks && !applying) replace(preview, h("p", { class: "reason" }, error.message));
+      if (turn !== edits || applying) return;
+      // A server that does not respond says nothing about what is shown, which it checks when it applies the action.
+      if (!seen || !isOutage(error)) {
+        seen = null;
+        replace(preview, h("p", { class: "reason" }, error.message));
+      }
     }
+    ready();
+  };
+  // Changes of the task wait for a look that is on its way. A change of the form does not: that look is outdated.
+  const look = async () => {
+    again = true;
+    if (looking === edits) return;
+    const turn = (looking = edits);
+    while (again && turn === edits && dialog.open) {
+      again = false;
+      await lookOnce();
+    }
+    if (looking === turn) looking = null;
   };
   // What is shown must be what is applied, so a change takes the button until its effect is known.
   form.addEventListener("input", () => {
-    apply.disabled = true;
-    looks += 1;
+    seen = null;
+    edits += 1;
+    ready();
     clearTimeout(dialog.timer);
     dialog.timer = setTimeout(look, TYPING_MS);
   });
   form.addEventListener("submit", async (event) => {
     event.preventDefault();
-    if (applying) return;
-    applying = apply.disabled = true;
+    if (applying || !seen) return;
+    applying = true;
+    ready();
     try {
-      await call(taskId, action.name, input(), false);
+      await call(taskId, action.name, { ...input(), ...expected(seen, guards(action, input())) }, false);
       toast(`${action.label}: done`);
       dialog.close();
     } catch (error) {
       if (!dialog.open) toast(`${action.label}: ${error.message}`, "error");
       replace(preview, h("p", { class: "reason", role: "alert" }, error.message));
-      applying = apply.disabled = false;
+      applying = false;
+      look();
     }
   });
+  dialog.addEventListener("taskchange", look);
   dialog.addEventListener("close", () => { clearTimeout(dialog.timer); dialog.remove(); });
   document.body.append(dialog);
   dialog.showModal();
   look();
+}
+
+// The open dialog looks again, because the state of the task has changed.
+export const noteChange = () => document.querySelector("dialog[open]")?.dispatchEvent(new Event("taskchange"));
+
+const isOutage = (error) => error.status === 0 || error.status >= 500;
+const isSame = (before, after) => JSON.stringify(before) === JSON.stringify(after);
+
+// Whether an action must find its nodes as they were shown. A pause lets them finish, whatever they do meanwhile.
+const guards = (action, given) => action.name !== "pause" || Boolean(given.interrupt);
+
+const expected = (seen, guarded) => ({ if_revision: seen.revision ?? undefined, if_state: (guarded && seen.state) || undefined });
+
+// Return in words what differs between two previews; an empty text if nothing does that matters for a confirmation.
+function changesOf(before, after, guarded) {
+  const [was, is] = [before, after].map((each) => new Map(each.affected.map(({ node_id, from }) => [node_id, from])));
+  const nodes = [
+    ...[...was].filter(([id, from]) => is.get(id) !== from).map(([id, from]) => (is.has(id) ? `${id} was ${from} and is ${is.get(id)}` : `${id} is no longer affected`)),
+    ...[...is.keys()].filter((id) => !was.has(id)).map((id) => `${id} is affected, too`),
+  ];
+  const shown = nodes.length > CHANGES ? [...nodes.slice(0, CHANGES), `${(nodes.length - CHANGES).toLocaleString()} more`] : nodes;
+  const texts = [
+    before.revision !== after.revision && "another action was applied",
+    before.run_seq !== after.run_seq && "the task has run again",
+    ...(guarded ? shown : []),
+  ].filter(Boolean);
+  return texts.join("; ") || (guarded && before.state !== after.state ? "what it affects has been started or ended" : "");
 }
 
 function affected({ affected: nodes, notes }) {

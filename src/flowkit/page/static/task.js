@@ -1,7 +1,7 @@
 // The page of one task: its graph or list of nodes, the timeline of attempts, the selected node, and the actions.
 
 import { ApiError, get, ofTask, stream } from "./api.js";
-import { ActionBar } from "./actions.js";
+import { ActionBar, noteChange } from "./actions.js";
 import { byId, copyButton, h, replace, setText, setTitle, toast, update } from "./dom.js";
 import { Explanation, pathOf } from "./explain.js";
 import { GraphPicture } from "./graph.js";
@@ -261,6 +261,7 @@ export class TaskPage {
     const { task: before, origin } = this.state;
     const changed = this.state.take(message);
     if (changed === null) return;
+    noteChange();
     if (!this.structure) return;
     const isOther = before !== null && message.origin !== origin;
     const runsAgain = before?.closed && !this.state.task.closed;
