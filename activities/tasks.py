@@ -26,6 +26,7 @@ from flowkit.errors import (
     StoreRefused,
     StoreTooLarge,
     StoreUnavailable,
+    TaskIdTaken,
     WrongDeployment,
 )
 from flowkit.graph.changes import change_graph, change_problems
@@ -51,6 +52,8 @@ from flowkit.models import (
     temporal_names,
 )
 from flowkit.models.columns import unpack
+from flowkit.models.ownership import OwnerKind, reserved_for
+from flowkit.text import shown
 from flowkit.validation.storable import storage_problems
 
 if TYPE_CHECKING:
@@ -224,6 +227,7 @@ class TaskActivities:
             raise refusal(error) from None
 
     async def _open(self, opening: OpenTask, namespace_id: str) -> Opened:
+        _check_id(opening)
         if opening.stored is not None:
             opening = await self._stored.load_graph(opening, opening.stored)
         given, opening = opening.params, await _own_params(opening)
@@ -357,6 +361,21 @@ def _format_rejection(error: GraphError) -> str:
     """Return the reason in the document of a rejected task, as the sweep would write it from the workflow's failure."""
     refused = refusal(error)
     return cut(f"{refused.type}: {refused.message}")
+
+
+def _check_id(opening: OpenTask) -> None:
+    """Raise GraphError for a task that a client of Temporal has started with the id of another one's task.
+
+    It would take the id from a coming task of a schedule, or pass for one of the past. Nothing is written for it.
+    """
+    reserved = reserved_for(opening.task_id)
+    if reserved is None or opening.scheduled_at is not None or opening.rerun is not None:
+        return
+    if OwnerKind.FLOW not in reserved.kinds:
+        problem = f"task_id is {shown(opening.task_id)}; {reserved.text}; choose another id"
+        _logger.warning("a task that a client of Temporal has started is refused: %s", problem)
+        TASKS_REFUSED.add(TaskIdTaken.code)
+        raise GraphError([problem])
 
 
 async def _own_params(opening: OpenTask) -> OpenTask:

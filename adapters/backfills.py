@@ -21,7 +21,7 @@ from flowkit.adapters.mongo import (
     moment,
     translate_errors,
 )
-from flowkit.graph.scheduled import format_nominal
+from flowkit.graph.scheduled import Nominal, format_nominal
 from flowkit.models.admission import Admission
 from flowkit.models.backfills import (
     BackfillCounts,
@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     from flowkit.models.backfills import BackfillOutcome
 
 _ROWS_AT_ONCE = 1_000
-_WITHOUT_TASK = {"task": 0}
+_WITHOUT_TASK = {"task": 0, "times": 0}
+"""Calls get a copy: the database in memory of `flowkit.testing` changes what it gets."""
 _ENDED = [state.value for state in BackfillState if state.ended]
+_STOPPED = [BackfillState.CANCELLING.value, BackfillState.CANCELLED.value]
 _OPEN_ROWS = [status.value for status in BackfillRunStatus if not status.ended]
 _SORTS = {Order.OLDEST: ASCENDING, Order.NEWEST: DESCENDING}
 _NO_OUTCOME = {"reason": None, "code": None, "ended_at": None}
@@ -62,12 +64,17 @@ class BackfillStore:
         await ensure_index(self._backfills, [("created_at", DESCENDING)], "ix_backfills_created")
 
     @translate_errors
-    async def insert(self, backfill: StoredBackfill, task: bytes) -> bool:
+    async def insert(self, backfill: StoredBackfill, task: bytes, times: Sequence[datetime]) -> bool:
         """Store a new backfill, with the packed graph and params of its tasks. Return False if its id is taken.
 
-        It is in the state `creating` until `complete` has stored its nominal times.
+        It is in the state `creating` until `complete` has stored a row for each of its nominal `times`.
         """
-        document = {**_document(backfill), "state": BackfillState.CREATING.value, "task": Binary(task)}
+        document = {
+            **_document(backfill),
+            "state": BackfillState.CREATING.value,
+            "task": Binary(task),
+            "times": [*times],
+        }
         try:
             await self._backfills.insert_one(document)
         except DuplicateKeyError:
@@ -75,23 +82,31 @@ class BackfillStore:
         return True
 
     @translate_errors
-    async def complete(self, backfill: StoredBackfill, runs: Sequence[BackfillRun]) -> None:
-        """Store the nominal times of a backfill that `insert` has stored, also some that a killed call has left."""
-        for start in range(0, len(runs), _ROWS_AT_ONCE):
-            some = [_row(backfill.backfill_id, each) for each in runs[start : start + _ROWS_AT_ONCE]]
+    async def complete(self, backfill: StoredBackfill) -> None:
+        """Store the rows of a backfill that `insert` has stored, also those that a killed call has left out.
+
+        Nothing of a backfill starts that was cancelled meanwhile.
+        """
+        wanted = {"_id": backfill.backfill_id, "created_at": backfill.created_at}
+        found = await self._backfills.find_one(wanted, {"times": 1}) or {}
+        times = [_utc(each) for each in found.get("times") or ()]
+        for start in range(0, len(times), _ROWS_AT_ONCE):
+            some = [_row(backfill, each) for each in times[start : start + _ROWS_AT_ONCE]]
             try:
                 await self._rows.insert_many(some, ordered=False)
             except BulkWriteError as error:  # an earlier try has written them
                 duplicate_indexes(error)
-        total = await self.count_rows([backfill.backfill_id])
-        creating = {"_id": backfill.backfill_id, "state": BackfillState.CREATING.value}
-        running = {"state": BackfillState.RUNNING.value, "total": total}
-        await self._backfills.update_one(creating, {"$set": running})
+        creating = {**wanted, "state": BackfillState.CREATING.value}
+        running = {"$set": {"state": BackfillState.RUNNING.value}, "$unset": {"times": ""}}
+        await self._backfills.update_one(creating, running)
+        stopped = {**wanted, "state": {"$in": _STOPPED}}
+        if await self._backfills.find_one(stopped, {"_id": 1}) is not None:
+            await self.cancel_pending(backfill.backfill_id)
 
     @translate_errors
     async def find(self, backfill_id: str) -> StoredBackfill | None:
         """Return a backfill; None if there is none."""
-        found = await self._backfills.find_one({"_id": backfill_id}, _WITHOUT_TASK)
+        found = await self._backfills.find_one({"_id": backfill_id}, {**_WITHOUT_TASK})
         return None if found is None else _backfill(found)
 
     @translate_errors
@@ -106,7 +121,7 @@ class BackfillStore:
     ) -> list[StoredBackfill]:
         """Return the newest backfills of a namespace, or of one of its schedules."""
         wanted = {"namespace_id": namespace_id, **({} if schedule is None else {"schedule": schedule})}
-        found = self._backfills.find(wanted, _WITHOUT_TASK).sort("created_at", DESCENDING).limit(limit)
+        found = self._backfills.find(wanted, {**_WITHOUT_TASK}).sort("created_at", DESCENDING).limit(limit)
         return [_backfill(document) async for document in found]
 
     @translate_errors
@@ -264,16 +279,16 @@ def _row_id(backfill_id: str, at: datetime) -> str:
     return f"{format_nominal(at)}.{backfill_id}"
 
 
-def _row(backfill_id: str, run: BackfillRun) -> Fields:
+def _row(backfill: StoredBackfill, at: datetime) -> Fields:
     return {
-        "_id": _row_id(backfill_id, run.at),
-        "backfill_id": backfill_id,
-        "at": run.at,
-        "task_id": run.task_id,
-        "status": run.status.value,
-        "tries": run.tries,
-        "submitted": run.submitted,
-        "started_at": run.started_at,
+        "_id": _row_id(backfill.backfill_id, at),
+        "backfill_id": backfill.backfill_id,
+        "at": at,
+        "task_id": Nominal(schedule=backfill.schedule, at=at).task_id,
+        "status": BackfillRunStatus.PENDING.value,
+        "tries": 0,
+        "submitted": False,
+        "started_at": None,
         **_NO_OUTCOME,
     }
 

@@ -408,7 +408,7 @@ async def open_document(new: NewTask) -> Opened:
 def _scheduled_at() -> str | None:
     """Return the nominal time with which a schedule has started the workflow; None without a schedule.
 
-    Continue-as-new and *Reset* keep it, and a rerun finds it in the task document.
+    Continue-as-new, *Reset* and a rerun keep it.
     """
     at = workflow.info().typed_search_attributes.get(_SCHEDULED_START_TIME)
     return None if at is None else format_nominal(at)

@@ -119,6 +119,7 @@ _RERUN = {
     "closed_run_id": 1,
     "finished_at": 1,
     "coordinator.cancelled": 1,
+    SCHEDULED_AT: 1,
 }
 
 

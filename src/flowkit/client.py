@@ -42,7 +42,7 @@ from flowkit.actions.scopes import Pauses, children_of
 from flowkit.actions.table import parse_action
 from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.role_contracts import RoleContracts
-from flowkit.adapters.tasks.fields import graph_of, input_digest, new_task, owner, read_times
+from flowkit.adapters.tasks.fields import SCHEDULED_AT, graph_of, input_digest, new_task, owner, read_times
 from flowkit.adapters.tasks.queries import TaskQueries
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task, unpack_task
 from flowkit.attempt.pollers import bridged_problems
@@ -52,6 +52,7 @@ from flowkit.attempt.workflows import (
     Found,
     WorkflowState,
     is_absent,
+    list_latest,
     look_up,
     query,
     read_input_digest,
@@ -73,7 +74,7 @@ from flowkit.errors import (
 )
 from flowkit.graph.contracts import data_edges
 from flowkit.graph.params import complete_params
-from flowkit.graph.scheduled import Nominal, evaluate_params, format_nominal, nominal_fields
+from flowkit.graph.scheduled import Nominal, evaluate_params, format_nominal, nominal_fields, nominal_of
 from flowkit.graph.submission import convert_to_json, is_large, validate_input
 from flowkit.graph.validation import normalized, raise_if, unknown_function
 from flowkit.models import (
@@ -85,12 +86,20 @@ from flowkit.models import (
     TaskStatus,
     temporal_names,
 )
-from flowkit.models.ownership import INPUT_MEMO, Owner, OwnerKind, belongs_here, is_flow_run, task_owner
+from flowkit.models.ownership import (
+    INPUT_MEMO,
+    Owner,
+    OwnerKind,
+    belongs_here,
+    may_lack_marker,
+    task_owner,
+)
 from flowkit.models.waits import OUTSIDE
 from flowkit.text import clean, names, one_line, printed, shown, truncate
 from flowkit.validation.arguments import (
     check_wait,
     choice_problem,
+    moment_problem,
     new_task_id_problem,
     require,
     task_id_problem,
@@ -106,7 +115,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
 
-    from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
+    from temporalio.client import (
+        Client,
+        WorkflowExecution,
+        WorkflowExecutionDescription,
+        WorkflowHandle,
+    )
 
     from flowkit.actions.plans import Plan
     from flowkit.adapters.tasks.queries import TimedTask
@@ -131,6 +145,7 @@ _logger = logging.getLogger("flowkit.client")
 _SCHEDULED_AT = SearchAttributeKey.for_datetime(temporal_names.SCHEDULED_START_TIME)
 _SCHEDULED_BY = SearchAttributeKey.for_keyword(temporal_names.SCHEDULED_BY_ID)
 _INSERT_TRIES = 3
+_MOST_SKIPPED = 2**31 - 1
 _WARNING_CHARS = 300
 _WARNINGS = 1_000
 """The number of logged warnings that a client remembers."""
@@ -200,13 +215,19 @@ class TaskCatalog(TaskQueries):
         or ended then or later; with `id_prefix`, only those whose id begins so. `skip` is the number of newer tasks
         to leave out.
 
-        Raise ConfigError for an unknown status or wait, or for a limit outside 1 to 10,000 (`limits.LIST_TASKS`).
+        Raise ConfigError for an unknown status or wait, for a limit outside 1 to 10,000 (`limits.LIST_TASKS`), and for
+        a time or a number to skip that MongoDB cannot read.
         """
         if status is not None:
             require(choice_problem(status, "status", [each.value for each in TaskStatus]))
         if waits is not None:
             require(choice_problem(waits, "waits", [each.value for each in OUTSIDE]))
-        require(whole_problem(limit, "limit", 1, limits.LIST_TASKS))
+        require(
+            whole_problem(limit, "limit", 1, limits.LIST_TASKS),
+            whole_problem(skip, "skip", 0, _MOST_SKIPPED),
+            moment_problem(since, "since"),
+            moment_problem(ended_since, "ended_since"),
+        )
         found = await self.newest(
             status,
             limit,
@@ -663,9 +684,19 @@ class TaskClient:
         own = found.description is None or await self._is_own(task_id, found.description, owner)
         return found if own else ABSENT
 
-    async def _is_own(
-        self, task_id: str, description: WorkflowExecutionDescription, owner: Owner | None
-    ) -> bool:
+    async def foreign_workflows(self, task_ids: Sequence[str]) -> dict[str, WorkflowState]:
+        """Return which of these ids of tasks a workflow has that is no task of this deployment, and its state.
+
+        The latest run of each id counts. A workflow that has just started may be absent.
+        """
+        found = await list_latest(self._client, task_ids)
+        return {
+            task_id: WorkflowState.CLOSED if each.close_time else WorkflowState.OPEN
+            for task_id, each in found.items()
+            if not await self._is_own(task_id, each, None)
+        }
+
+    async def _is_own(self, task_id: str, description: WorkflowExecution, owner: Owner | None) -> bool:
         """Return whether a workflow is a task of this deployment or, with `owner`, the workflow of that owner."""
         marker = await read_marker(description)
         if owner is not None:
@@ -675,7 +706,8 @@ class TaskClient:
         # The engines of one queue use the same database.
         on_own_queue = self._any_queue or description.task_queue == self._queue
         if marker is None:
-            return on_own_queue and not is_flow_run(task_id)
+            scheduled_by = description.typed_search_attributes.get(_SCHEDULED_BY)
+            return on_own_queue and may_lack_marker(task_id, scheduled_by)
         try:
             return belongs_here(task_id, marker, await self.deployment())
         except StoreUnavailable:
@@ -905,7 +937,8 @@ class TaskClient:
                 reason=clean(reason),
                 by=clean(by),
             )
-            await self._start_again(task_id, given, rerun)
+            nominal = nominal_of(task_id, document.get(SCHEDULED_AT))
+            await self._start_again(task_id, given, rerun, nominal=nominal)
         shown = {"state": state_of(planned, seen)} if dry_run else {}
         return {"task_id": task_id, "run_seq": seen.run_seq + 1, **result, **shown}
 

@@ -26,6 +26,7 @@ from flowkit.errors import ConfigError
 from flowkit.models import COORDINATOR_FN
 from flowkit.models.temporal_names import is_backfill_queue, role_queue
 from flowkit.payload_converter import complete_converter, configured_converter, uses_pydantic
+from flowkit.schedules import Schedules
 from flowkit.validation.arguments import (
     database_problem,
     functions_problem,
@@ -159,18 +160,28 @@ class FlowKitPlugin(SimplePlugin):
         inline = {name: handler for name, handler in self._handlers.items() if handler.inline}
         hosted = HostedRoles(db=self._db, cfg=self._config, handlers=inline, clock=None, own_loop=True)
         return EngineComponent(
-            self._db, self._config, self._functions, hosted, backfills=self._backfill_worker
+            self._db,
+            self._config,
+            self._functions,
+            hosted,
+            backfills=self._backfill_worker,
+            count_taken=lambda client: (
+                Schedules(client, self._task_client(client), queue=self._config.queue).count_taken
+            ),
         )
 
-    def _backfill_worker(self, client: Client, portal: LoopPortal, identity: str) -> temporal.Worker:
-        """Return the worker of backfills beside an engine inside a worker of the user."""
-        tasks = TaskClient(
+    def _task_client(self, client: Client) -> TaskClient:
+        return TaskClient(
             client,
             TaskStore(self._db),
             queue=self._config.queue,
             max_nodes=self._config.max_nodes,
             external_roles=self._config.worker_types,
         )
+
+    def _backfill_worker(self, client: Client, portal: LoopPortal, identity: str) -> temporal.Worker:
+        """Return the worker of backfills beside an engine inside a worker of the user."""
+        tasks = self._task_client(client)
         return create_backfill_worker(
             client, db=self._db, tasks=tasks, portal=portal, queue=self._config.queue, identity=identity
         )

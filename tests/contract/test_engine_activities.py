@@ -201,6 +201,20 @@ async def test_document_of_a_rejected_task_is_closed_with_the_reason(db: Any, *,
     assert await stored_statuses(db) == ["skipped"]
 
 
+@pytest.mark.parametrize("task_id", ["payroll-2026-11-26T02:00:00Z", "backfill:lost-week"])
+async def test_a_task_that_takes_the_id_of_another_one_is_refused_and_leaves_nothing(
+    db: Any, task_id: str
+) -> None:
+    given = opening("a", task_id=task_id)
+    with measuring() as measured:
+        error = await refused(engine(TaskStore(db)).open_task, given)
+    assert "are reserved for" in error.message
+    assert measured.counted(TASKS_REFUSED) == {("task_id_taken",): 1}
+    assert await db.tasks.count_documents({}) == 0
+    own = replace(given, scheduled_at="2026-11-26T02:00:00Z")
+    assert (await ActivityEnvironment().run(engine(TaskStore(db)).open_task, own)).run_seq == 1
+
+
 async def test_rejected_task_of_a_schedule_has_a_document_with_the_reason_and_its_values(db: Any) -> None:
     params = {"at": {"$cel": "task.scheduled_at"}}
     due = replace(unknown_function(), params=params, scheduled_at="2026-11-26T02:00:00Z")

@@ -10,6 +10,7 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 from temporalio.api.workflowservice.v1 import DescribeTaskQueueResponse
+from temporalio.service import RPCError, RPCStatusCode
 from tests.contract.builders import graph
 from tests.unit.measured import Measured, measuring
 
@@ -250,6 +251,28 @@ async def test_values_disappear_when_mongodb_freezes_between_two_counts(
         with pytest.raises(StoreUnavailable, match="did not respond within 0.05 s"):
             await engine._step()
     assert measured.shown(instruments.OPEN_NODES) == {}
+
+
+async def test_taken_nominal_times_are_counted_every_few_minutes_by_the_engine_whose_turn_it_is(
+    tasks: TaskStore, temporal: FakeTemporal, measured: Measured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_taken = AsyncMock(return_value={"nightly": 2})
+    engine, other = (gauges_of(tasks, temporal) for _ in range(2))
+    for each in (engine, other):
+        monkeypatch.setattr(each, "_count_taken", count_taken)
+    monkeypatch.setattr(gauges, "EVERY_SEC", 0.0)
+    for _ in range(2):
+        monkeypatch.setattr(engine, "_pause_sec", 0.0)
+        await engine._step()
+    assert measured.shown(instruments.TAKEN_TIMES) == {("nightly",): 2}
+    await other._step()
+    assert count_taken.await_count == 1
+    count_taken.side_effect = RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+    monkeypatch.setattr(engine, "_taken_due_at", 0.0)
+    monkeypatch.setattr(engine, "_pause_sec", 0.0)
+    await engine._step()
+    assert measured.shown(instruments.TAKEN_TIMES) == {}
+    assert measured.shown(instruments.OPEN_TASKS)
 
 
 async def test_engine_counts_nothing_while_nobody_measures(tasks: TaskStore, temporal: FakeTemporal) -> None:

@@ -186,8 +186,8 @@ BACKFILL = StoredBackfill(
 BACKFILL_RUN = BackfillRun(at=moment(AT), task_id=TASK, status=BackfillRunStatus.RUNNING)
 BACKFILL_CALLS: dict[str, Callable[[BackfillStore], Awaitable[object]]] = {
     "prepare": lambda backfills: backfills.prepare(),
-    "insert": lambda backfills: backfills.insert(BACKFILL, b""),
-    "complete": lambda backfills: backfills.complete(BACKFILL, [BACKFILL_RUN]),
+    "insert": lambda backfills: backfills.insert(BACKFILL, b"", [BACKFILL_RUN.at]),
+    "complete": lambda backfills: backfills.complete(BACKFILL),
     "find": lambda backfills: backfills.find("b"),
     "task": lambda backfills: backfills.task("b"),
     "newest": lambda backfills: backfills.newest("ns", 1),

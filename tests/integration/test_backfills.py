@@ -10,8 +10,11 @@ import pytest
 from temporalio.client import WorkflowFailureError
 from temporalio.exceptions import CancelledError
 
+from flowkit.adapters.backfills import BackfillStore
 from flowkit.backfills import BackfillState
 from flowkit.errors import ConfigError
+from flowkit.graph.scheduled import Nominal
+from flowkit.models import temporal_names
 from flowkit.models.admission import Admission
 from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
 from tests.integration.harness import Harness, eventually, node
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from flowkit.backfills import Backfills, BackfillView
+    from flowkit.schedules import ScheduleView
 
 pytestmark = pytest.mark.server
 
@@ -204,6 +208,90 @@ async def test_an_engine_continues_where_another_one_has_stopped(harness: Harnes
     view = await ended(backfills, made.backfill.backfill_id)
     assert (view.counts.text, sorted(handler.hours)) == ("6 succeeded", [*range(6)])
     assert await harness.db.tasks.count_documents({"run_seq": 1}) == 6
+
+
+async def test_the_id_of_a_backfill_of_another_deployment_leaves_nothing_behind(
+    harness: Harness, other_harness: Harness
+) -> None:
+    name, backfills = await hourly(harness)
+    made = await backfills.create(name, **MORNING)
+    other, theirs = await hourly(other_harness)
+    backfill_id = made.backfill.backfill_id
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="belongs to another deployment or program"):
+            await theirs.create(other, **MORNING, backfill_id=backfill_id)
+        assert await theirs.list_backfills() == []
+        assert await other_harness.db.backfill_runs.count_documents({}) == 0
+        if (await backfills.status(backfill_id)).is_driven:
+            await (await harness.client()).get_workflow_handle(f"backfill:{backfill_id}").terminate()
+    await backfills.cancel(backfill_id)
+    assert (await backfills.status(backfill_id)).counts.text == "3 cancelled"
+
+
+class _Killed(BaseException):
+    """Ends a call at once, as the end of its process does."""
+
+
+async def test_an_engine_completes_the_backfill_of_a_killed_creator(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = Hourly()
+    await harness.worker({"hourly": handler})
+    name, backfills = await hourly(harness)
+
+    async def killed(*_: object) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patch, pytest.raises(_Killed):
+        patch.setattr(BackfillStore, "complete", killed)
+        await backfills.create(name, **MORNING, backfill_id=name)
+    assert (await backfills.status(name)).backfill.state is BackfillState.CREATING
+    await harness.engine()
+    assert (await ended(backfills, name)).counts.text == "3 succeeded"
+
+
+async def test_a_foreign_workflow_with_the_id_of_a_nominal_time_is_reported_and_never_counts_as_its_task(
+    harness: Harness,
+) -> None:
+    handler = Hourly()
+    await harness.engine()
+    await harness.worker({"hourly": handler})
+    name, backfills = await hourly(harness)
+    client, schedules = await harness.client(), await harness.coordinator.schedules()
+    ids = [f"{name}-2026-11-01T0{hour}:00:00Z" for hour in range(3)]
+    given = {"graph": GRAPH, "params": {"at": "x"}}
+    refused = await client.start_workflow(temporal_names.TASK, given, id=ids[0], task_queue=harness.queue)
+    with pytest.raises(WorkflowFailureError) as caught:
+        await refused.result()
+    assert "are reserved for the tasks of schedules; choose another id" in str(caught.value.cause)
+    foreign = await client.start_workflow("Foreign", id=ids[1], task_queue=f"{harness.queue}.other")
+
+    made = await backfills.create(name, **MORNING)
+    view = await ended(backfills, made.backfill.backfill_id)
+    assert (view.counts.text, sorted(handler.hours)) == ("2 succeeded, 1 failed", [0, 2])
+    [failed] = view.failed
+    assert (failed.task_id, failed.code) == (ids[1], "task_id_taken")
+    assert f"workflow {ids[1]!r} has the id of a nominal time" in (failed.reason or "")
+
+    coming = (await schedules.show(name)).next_times[0]
+    taken = Nominal(schedule=name, at=coming).task_id
+    await client.start_workflow("Foreign", id=taken, task_queue=f"{harness.queue}.other")
+    await schedules.resume(name)
+
+    async def reported() -> ScheduleView | None:
+        view = await schedules.show(name)
+        return view if view.taken else None
+
+    assert [(each.at, each.task_id) for each in (await eventually(reported)).taken] == [(coming, taken)]
+    assert await schedules.count_taken() == {name: 1}
+    shown = await harness.command("schedule", "show", name)
+    assert f"workflow {taken!r} has the id of a nominal time, but neither its schedule" in shown
+    await client.get_workflow_handle(taken).terminate()
+    await foreign.terminate()
+    await backfills.retry_failed(made.backfill.backfill_id)
+    assert (await ended(backfills, made.backfill.backfill_id)).counts.text == "3 succeeded"
+    assert (await harness.document(ids[1]))["scheduled_at"] == "2026-11-01T01:00:00Z"
+    await schedules.delete(name)
 
 
 async def test_a_range_without_past_times_names_those_around_it(harness: Harness) -> None:

@@ -17,7 +17,7 @@ from flowkit.cli.options import Where
 from flowkit.cli.retention import purging
 from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
 from flowkit.client import TaskClient
-from flowkit.errors import ConfigError, GraphError
+from flowkit.errors import ActionRejected, ConfigError, GraphError
 from flowkit.graph.scheduled import format_nominal
 from flowkit.models import TaskStatus
 from flowkit.schedules import ScheduleDefinition, Schedules, ScheduleTimes
@@ -407,6 +407,67 @@ async def test_updates_at_once_are_all_kept_as_is_what_flowkit_does_not_own(harn
     assert found.spec.end_at == end
     assert isinstance(found.action, ScheduleActionStartWorkflow)
     assert found.action.task_queue == harness.queue
+    await schedules.delete(name)
+
+
+async def test_calls_at_once_end_as_if_one_came_after_the_other(
+    harness: Harness, other_harness: Harness
+) -> None:
+    await harness.engine()
+    one, two = [await harness.coordinator.schedules() for _ in range(2)]
+    wanted = [{f"{new_name()}": definition() for _ in range(4)}]
+    wanted.append({name: definition(timezone="Europe/Berlin") for name in wanted[0]})
+    for each in wanted[:1] * 2, wanted:
+        await asyncio.gather(one.apply(each[0]), two.apply(each[1]))
+        zones = {(await one.show_definition(name)).times.timezone for name in wanted[0]}
+        assert len(zones) == 1
+    name = next(iter(wanted[0]))
+    with pytest.raises(ConfigError, match="belongs to another database"):
+        await (await other_harness.coordinator.schedules()).create(
+            name, graph=GRAPH, params=AT, cron="@daily"
+        )
+
+    for value in range(3):
+        given = [{key: value} for key in ("a", "b", "c")]
+        await asyncio.gather(*(one.update(name, single_params=each) for each in given))
+        params = (await one.show_definition(name)).task["params"]
+        assert params == {**AT, "a": value, "b": value, "c": value}
+
+    await one.update(name, graph={"nodes": [node("a", "nobody")]}, overlap="allow")
+    triggered = await asyncio.gather(*(each.trigger(name) for each in (one, two, one, two)))
+    assert len({*triggered} - {None}) == 4
+    assert (await one.show(name)).started == 4
+
+    async def listed() -> bool:
+        return {each.name for each in await one.list_schedules()} >= {*wanted[0]}
+
+    await eventually(listed)
+    await asyncio.gather(one.apply({}, prune=True), two.apply({}, prune=True))
+    assert not any([await one.exists(each) for each in wanted[0]])
+
+
+async def test_an_update_is_refused_if_the_schedule_has_another_revision(harness: Harness) -> None:
+    name, schedules = new_name(), await harness.coordinator.schedules()
+    before = (await schedules.create(name, graph=GRAPH, params=AT, cron="@daily")).revision
+    assert before is not None
+    assert before < 2**53, "JSON readers keep larger numbers inexactly"
+    after = (await schedules.update(name, catchup="6h", if_revision=before)).revision
+    assert after is not None
+    assert after > before
+    with pytest.raises(
+        ActionRejected, match=f"if_revision is {before}, and schedule {name!r} has revision {after}"
+    ):
+        await schedules.update(name, catchup="7h", if_revision=before)
+    refused = await harness.command(
+        "schedule", "update", name, "--catchup", "7h", "--if-revision", str(before)
+    )
+    assert "it was changed meanwhile; look at it again" in refused
+    shown = await schedules.show(name)
+    assert (shown.revision, shown.times.text, shown.times.catchup) == (
+        after,
+        "@daily UTC",
+        timedelta(hours=6),
+    )
     await schedules.delete(name)
 
 

@@ -13,7 +13,9 @@ import pytest
 
 from flowkit.local import MongoServer, TemporalServer
 from flowkit.models import TaskStatus
-from tests.integration.harness import Harness, eventually, node, wait_seconds
+from tests.integration.chaos.backfills import Nemesis, drawn
+from tests.integration.chaos.faults import FREEZE_MONGO, KILL_TEMPORAL, STOP_ENGINE
+from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually, node, wait_seconds
 from tests.servers import copy_logs, stoppable_mongo
 
 if TYPE_CHECKING:
@@ -244,3 +246,22 @@ async def test_times_that_are_too_old_after_an_outage_are_missed_and_counted(
     assert missed == [missed[0] + place * EVERY for place in range(len(missed))]
     assert missed[0] > down_at - EVERY
     await schedules.delete(name)
+
+
+@pytest.mark.slow(5)
+async def test_backfills_are_exact_while_engines_stop_temporal_is_killed_and_mongodb_freezes(
+    own: tuple[Harness, TemporalServer, MongoServer], tmp_path: Path
+) -> None:
+    harness, temporal, mongo = own
+    nemesis = Nemesis(
+        harness=harness,
+        temporal=temporal,
+        mongo=mongo,
+        folder=tmp_path,
+        seed=2691,
+        kinds=(STOP_ENGINE, KILL_TEMPORAL, FREEZE_MONGO),
+    )
+    plans = drawn(nemesis.seed, harness.queue, 3, 8, within_sec=4)
+    await nemesis.run(plans, 6.0, EVENT_TIMEOUT_SEC)
+    assert await nemesis.problems(plans) == []
+    assert nemesis.injected[KILL_TEMPORAL]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -202,6 +202,40 @@ async def test_limit_of_a_list_is_between_1_and_10000() -> None:
             with pytest.raises(ConfigError) as caught:
                 await catalog.list_tasks(limit=value)
             assert "between 1 and 10,000" in refusal_of(caught.value, "limit is ")
+
+
+@pytest.mark.parametrize(
+    "value", [math.nan, math.inf, -1e300, 1e20, 10**400, "5", True, {"$gt": 0}], ids=repr
+)
+@pytest.mark.parametrize("name", ["since", "ended_since"])
+async def test_a_time_of_a_list_is_one_that_mongodb_knows(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await TaskCatalog(NONE).list_tasks(**{name: value})
+    assert "seconds since the Unix epoch, in the years" in refusal_of(caught.value, f"{name} is ")
+
+
+@pytest.mark.parametrize("value", [-1, 2**31, 10**400, 0.5, None], ids=repr)
+async def test_a_number_to_skip_is_one_that_mongodb_knows(value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        await TaskCatalog(NONE).list_tasks(skip=value)
+    assert "a whole number between 0 and" in refusal_of(caught.value, "skip is ")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [datetime.max, datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC), "2026-11-01", 10**400],
+    ids=repr,
+)
+def test_times_that_no_schedule_has_are_refused(value: object) -> None:
+    assert "in the years 1900 to 2200" in (arguments.datetime_problem(value, "start") or "")
+    assert arguments.datetime_problem(datetime(2026, 11, 1, tzinfo=UTC), "start") is None
+
+
+@pytest.mark.parametrize("value", ["a\u202eb", "a\x1b[2Jb", " a", "", "a" * 201, 7], ids=repr)
+def test_the_name_of_something_new_is_shown_as_it_is(value: object) -> None:
+    problem = arguments.new_name_problem(value, "backfill_id", "the id of a backfill", 200)
+    assert "backfill_id is " in (problem or "")
+    assert "the id of a backfill: a string of 1 to 200 characters, without blanks" in (problem or "")
 
 
 @pytest.mark.parametrize("value", ["done", "", 7, True, {"$gt": ""}, ["failed"], b"failed"], ids=repr)

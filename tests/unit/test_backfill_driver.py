@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from temporalio.service import RPCError, RPCStatusCode
 from tests.integration.harness import EVENT_TIMEOUT_SEC
 from tests.unit.event_loop import let_other_tasks_run, until
 
@@ -16,12 +17,11 @@ from flowkit.adapters.tasks.stored_graphs import pack_task
 from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
 from flowkit.backfills import driver
 from flowkit.backfills.driver import Driver
-from flowkit.errors import TaskCancelled
+from flowkit.errors import TaskCancelled, TaskIdTaken
 from flowkit.models import TaskStatus
 from flowkit.models.admission import Admission
 from flowkit.models.backfills import (
     BackfillOutcome,
-    BackfillRun,
     BackfillRunStatus,
     BackfillState,
     Existing,
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from flowkit.models.ownership import Owner
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
+PACKED = pack_task({"graph": {}, "params": {}})
+IDS = [f"hourly-2026-11-01T{hour:02}:00:00Z" for hour in range(5)]
 
 
 def waiting() -> PendingTask:
@@ -53,6 +55,10 @@ class Tasks:
         self.cancelled: list[str] = []
         self.requests: dict[str, PendingTask] = {}
         self.when_started = when_started
+        self.foreign: set[str] = set()
+        """The ids of workflows that something else has started."""
+        self.errors: list[Exception] = []
+        """What the next starts raise."""
 
     async def deployment(self) -> str:
         """Return the id of the only database."""
@@ -89,6 +95,10 @@ class Tasks:
 
     async def start_task(self, task_id: str, *, owner: Owner, **given: Any) -> bool:
         """Start a task."""
+        if self.errors:
+            raise self.errors.pop(0)
+        if task_id in self.foreign:
+            raise TaskIdTaken("taken")
         self.owners[task_id], self.ends[task_id] = owner, asyncio.Event()
         if self.when_started is not None:
             await self.when_started()
@@ -125,10 +135,13 @@ def _read_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_CLOSING_SEC", 0.0)
     monkeypatch.setattr(driver, "_LONGEST_WAIT_SEC", 0.0)
     monkeypatch.setattr(driver, "_LOOK_SEC", 0.0)
+    monkeypatch.setattr(driver, "_CREATION_LOOK_SEC", 0.0)
+    monkeypatch.setattr(driver, "_PAUSES_SEC", (0.0,))
+    monkeypatch.setattr(driver, "_START_PAUSES_SEC", (0.0, 0.0))
 
 
-async def stored(count: int, **fields: Any) -> tuple[BackfillStore, StoredBackfill]:
-    """Store a backfill of so many hours, two at once."""
+def of_hours(count: int, **fields: Any) -> StoredBackfill:
+    """Return a backfill of so many hours, two at once."""
     given: dict[str, Any] = {
         "backfill_id": "b",
         "schedule": "hourly",
@@ -144,13 +157,14 @@ async def stored(count: int, **fields: Any) -> tuple[BackfillStore, StoredBackfi
         "state": BackfillState.RUNNING,
         "created_at": START,
     }
-    store, backfill = BackfillStore(memory_database()), StoredBackfill(**{**given, **fields})
-    runs = [
-        BackfillRun(at=START + timedelta(hours=hour), task_id=str(hour), status=BackfillRunStatus.PENDING)
-        for hour in range(count)
-    ]
-    await store.insert(backfill, pack_task({"graph": {}, "params": {}}))
-    await store.complete(backfill, runs)
+    return StoredBackfill(**{**given, **fields})
+
+
+async def stored(count: int, **fields: Any) -> tuple[BackfillStore, StoredBackfill]:
+    """Store a backfill of so many hours, two at once."""
+    store, backfill = BackfillStore(memory_database()), of_hours(count, **fields)
+    await store.insert(backfill, PACKED, [START + timedelta(hours=hour) for hour in range(count)])
+    await store.complete(backfill)
     return store, backfill
 
 
@@ -158,6 +172,46 @@ async def outcome(tasks: Any, store: BackfillStore) -> str:
     """Run the backfill without servers, and return its counts."""
     async with asyncio.timeout(EVENT_TIMEOUT_SEC):
         return (await Driver(tasks, store).run("b")).text
+
+
+async def test_an_engine_completes_a_backfill_whose_creator_was_killed() -> None:
+    store, backfill = BackfillStore(memory_database()), of_hours(3, max_active=3)
+    runs = asyncio.create_task(outcome(tasks := Tasks(), store))
+    await let_other_tasks_run()
+    assert await store.insert(backfill, PACKED, [START + timedelta(hours=hour) for hour in range(3)])
+    await until(lambda: len(tasks.owners) == 3)
+    tasks.end_all()
+    assert await runs == "3 succeeded"
+
+
+async def test_a_workflow_whose_backfill_was_never_stored_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "_CREATION_LOOKS", 3)
+    assert await outcome(Tasks(), BackfillStore(memory_database())) == "no nominal times"
+
+
+async def test_a_time_whose_id_something_else_has_fails_with_what_helps() -> None:
+    store, _ = await stored(2, max_active=2)
+    tasks = Tasks()
+    tasks.foreign.add(IDS[0])
+    runs = asyncio.create_task(outcome(tasks, store))
+    await until(lambda: IDS[1] in tasks.owners)
+    tasks.end_all()
+    assert await runs == "1 succeeded, 1 failed"
+    [failed] = await store.runs("b", BackfillRunStatus.FAILED)
+    assert (failed.task_id, failed.code) == (IDS[0], "task_id_taken")
+    assert f"workflow {IDS[0]!r} has the id of a nominal time" in (failed.reason or "")
+
+
+async def test_a_start_that_temporal_refuses_for_good_fails_the_time_and_others_are_repeated() -> None:
+    store, _ = await stored(1)
+    tasks = Tasks()
+    tasks.errors = [
+        RPCError("away", RPCStatusCode.UNAVAILABLE, b""),
+        RPCError("too large", RPCStatusCode.INVALID_ARGUMENT, b""),
+    ]
+    assert await outcome(tasks, store) == "1 failed"
+    [failed] = await store.runs("b", BackfillRunStatus.FAILED)
+    assert failed.reason == "too large"
 
 
 async def test_nothing_of_a_cancelled_backfill_starts_that_became_pending_after_the_cancel() -> None:
@@ -183,19 +237,19 @@ async def test_a_task_is_cancelled_whose_start_was_under_way_when_its_backfill_w
     store, _ = await stored(3, max_active=1)
     tasks = Tasks(lambda: store.cancel("b"))
     assert await outcome(tasks, store) == "3 cancelled"
-    assert tasks.cancelled == ["0"]
+    assert tasks.cancelled == [IDS[0]]
 
 
 async def test_a_row_that_another_engine_has_taken_counts_as_a_slot_and_is_awaited() -> None:
     store, backfill = await stored(5)
     tasks = Tasks()
     runs = asyncio.create_task(outcome(tasks, store))
-    await until(lambda: [*tasks.owners] == ["0", "1"])
+    await until(lambda: sorted(tasks.owners) == IDS[:2])
     late = await store.claim(backfill)
     assert late is not None
-    tasks.ends["0"].set()
+    tasks.ends[IDS[0]].set()
     await until(lambda: len(tasks.owners) > 2)
-    assert [*tasks.owners] == ["0", "1", "2"]
+    assert sorted(tasks.owners) == IDS[:3]
     assert (await store.counts("b")).text == "2 pending, 2 running, 1 succeeded"
     while len(tasks.ends) < 5:
         tasks.end_all()
@@ -223,18 +277,18 @@ async def test_a_later_backfill_of_the_same_id_does_not_take_the_tasks_of_the_pu
 async def test_a_request_for_admission_of_something_else_is_left_alone_and_an_own_one_found_again() -> None:
     store, _ = await stored(2, admission=Admission(user_id="ada"), max_active=1)
     tasks = Tasks()
-    tasks.requests["0"] = waiting()
+    tasks.requests[IDS[0]] = waiting()
     first = asyncio.create_task(outcome(tasks, store))
-    await until(lambda: "1" in tasks.requests)
+    await until(lambda: IDS[1] in tasks.requests)
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
     await store.cancel("b")
     assert await outcome(tasks, store) == "1 cancelled, 1 skipped"
-    assert tasks.cancelled == ["1"]
+    assert tasks.cancelled == [IDS[1]]
 
 
 async def test_a_cancel_during_a_submission_leaves_no_request_queued() -> None:
     store, _ = await stored(1, admission=Admission(user_id="ada"))
     tasks = Tasks(lambda: store.cancel("b"))
     assert await outcome(tasks, store) == "1 cancelled"
-    assert tasks.cancelled == ["0"]
+    assert tasks.cancelled == [IDS[0]]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from flowkit import limits
-from flowkit.adapters.backfills import BackfillStore
+from flowkit.adapters.backfills import BackfillStore, _row
 from flowkit.adapters.tasks.replace import replacing
 from flowkit.backfills.ranges import PAGE, check_range, empty_range, list_times, read_bound
 from flowkit.backfills.rules import BackfillStep, SeenTask, estimate_left_sec, next_step, same_problem
@@ -215,32 +216,39 @@ def stored(**fields: Any) -> StoredBackfill:
 async def new_store(**fields: Any) -> tuple[BackfillStore, StoredBackfill]:
     """Return a store with one backfill."""
     store, backfill = BackfillStore(memory_database()), stored(**fields)
-    runs = [
-        BackfillRun(at=at, task_id=f"hourly-{at}", status=BackfillRunStatus.PENDING) for at in hours(START, 4)
-    ]
-    assert await store.insert(backfill, b"task")
-    assert not await store.insert(backfill, b"other")
-    await store.complete(backfill, runs)
+    assert await store.insert(backfill, b"task", hours(START, 4))
+    assert not await store.insert(backfill, b"other", hours(START, 4))
+    await store.complete(backfill)
     return store, backfill
 
 
 async def test_an_interrupted_creation_continues_starts_nothing_and_is_purged() -> None:
     store, backfill = BackfillStore(memory_database()), stored()
-    runs = [BackfillRun(at=at, task_id=str(at), status=BackfillRunStatus.PENDING) for at in hours(START, 4)]
-    assert await store.insert(backfill, b"task")
+    assert await store.insert(backfill, b"task", hours(START, 4))
     interrupted = await store.find("b")
     assert interrupted == stored(state=BackfillState.CREATING)
     created = START.timestamp()
     assert await store.ended_before(created, "n") == []
     assert await store.ended_before(created + 1, "n") == ["b"]
-    await store.complete(backfill, runs[:2])
-    await store._backfills.update_one({"_id": "b"}, {"$set": {"state": "creating"}})
-    await store.complete(backfill, runs)
+    await store._rows.insert_one(_row(backfill, START))  # A killed call has stored only this one.
+    await asyncio.gather(store.complete(backfill), store.complete(backfill))
     assert (await store.find("b"), (await store.counts("b")).pending) == (backfill, 4)
     assert await store.ended_before(created + 1, "n") == []
     await store._backfills.update_one({"_id": "b"}, {"$set": {"state": "creating"}})
     assert await store.remove(["b"]) == 4
     assert await store.find("b") is None
+
+
+async def test_nothing_starts_of_a_backfill_that_was_cancelled_during_its_creation() -> None:
+    store, backfill = BackfillStore(memory_database()), stored()
+    assert await store.insert(backfill, b"task", hours(START, 4))
+    await store.cancel("b")
+    cancelled = await store.find("b")
+    assert cancelled is not None
+    assert await store.close(cancelled)
+    await store.complete(backfill)
+    assert (await store.counts("b")).text == "4 cancelled"
+    assert await store.claim(backfill) is None
 
 
 def test_a_second_creation_with_the_same_id_asks_for_the_same() -> None:

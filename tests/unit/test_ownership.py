@@ -12,8 +12,16 @@ from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
 from temporalio.client import WorkflowExecutionStatus
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit.attempt.workflows import WorkflowState, look_up
-from flowkit.models.ownership import MEMO, Owner, OwnerKind, belongs_here, read_owner, task_owner
+from flowkit.attempt.workflows import WorkflowState, id_queries, look_up
+from flowkit.models.ownership import (
+    MEMO,
+    Owner,
+    OwnerKind,
+    belongs_here,
+    may_lack_marker,
+    read_owner,
+    task_owner,
+)
 from flowkit.validation.arguments import new_task_id_problem
 
 Status = WorkflowExecutionStatus
@@ -59,6 +67,23 @@ def test_ids_of_nominal_times_and_of_workflows_of_backfills_are_reserved() -> No
         assert "begin with backfill:" in (new_task_id_problem("backfill:lost-week", kind=kind) or "")
     for free in ("payroll-2026-11-28", f"{night}-again", "2026-11-28T02:00:00Z", "backfills"):
         assert new_task_id_problem(free) is None
+
+
+def test_a_task_without_a_marker_has_the_id_of_a_nominal_time_only_from_its_schedule() -> None:
+    night = "payroll-2026-11-28T02:00:00Z"
+    assert [may_lack_marker(night, by) for by in ("payroll", None, "other", "pay")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert [may_lack_marker(each, None) for each in ("t", FLOW, "backfill:b")] == [True, False, False]
+
+
+def test_ids_are_quoted_for_queries_or_left_out() -> None:
+    assert id_queries([]) == []
+    assert id_queries(["a", "it's", "\\", "'\""]) == ["WorkflowId IN ('a', \"it's\")"]
+    assert [query.count("x") for query in id_queries([f"x{each}" for each in range(250)])] == [100, 100, 50]
 
 
 class Temporal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -13,12 +14,13 @@ from temporalio.client import ScheduleActionExecutionStartWorkflow, ScheduleActi
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.queries import TaskQueries, TimedTask
+from flowkit.attempt.workflows import WorkflowState
 from flowkit.graph.scheduled import format_nominal
 from flowkit.schedules import history, nominal_times
-from flowkit.schedules.history import Described, NominalTime, RecentStart, merge_times
+from flowkit.schedules.history import Described, RecentStart, merge_times
 from flowkit.schedules.nominal_times import NominalTimes, find_past
 from flowkit.schedules.times import ScheduleTimes
-from flowkit.schedules.views import ScheduleView
+from flowkit.schedules.views import NominalStatus, NominalTime, ScheduleView
 from flowkit.testing import memory_database
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ def merge(
     paused: bool = False,
     count: int = 60,
     jitter: timedelta = timedelta(0),
+    taken: Mapping[datetime, WorkflowState] | None = None,
 ) -> list[str]:
     """Return the statuses of a schedule that is due at each hour."""
     view = ScheduleView(
@@ -62,7 +65,8 @@ def merge(
     starts = {
         nominal: RecentStart(f"s-{format_nominal(nominal)}", at) for nominal, at in (started or {}).items()
     }
-    described = Described(past=past, started=starts, buffered=buffered, since=NOW)
+    others = {f"s-{format_nominal(at)}": state for at, state in (taken or {}).items()}
+    described = Described(past=past, started=starts, buffered=buffered, since=NOW, taken=others)
     ids = frozenset(f"s-{format_nominal(at)}" for at in running)
     found = merge_times(view, described, tasks, ids, NOW, count)
     assert [each.at for each in found] == sorted(each.at for each in found)
@@ -98,6 +102,16 @@ def test_a_task_that_temporal_has_just_started_is_not_missing() -> None:
     assert merge(past=hours(1, 0), started=noon, paused=True) == ["no_task", "started"]
     purged = {NOON: NOW - timedelta(seconds=61)}
     assert merge(past=hours(1, 0), started=purged, paused=True) == ["no_task", "no_task"]
+
+
+def test_a_time_whose_id_something_else_has_is_taken_unless_its_task_has_run_or_will() -> None:
+    noon, one, two, three = hours(0, -1, -2, -3)
+    others = {noon: WorkflowState.CLOSED, one: WorkflowState.OPEN, two: WorkflowState.CLOSED}
+    assert merge(past=hours(1, 0), taken=others) == ["no_task", "taken", "taken", "due", "due"]
+    assert merge(past=hours(1, 0), running=[noon], taken=others)[:2] == ["no_task", "taken"]
+    assert merge(task(0), past=hours(1, 0), taken=others)[:2] == ["no_task", "finished"]
+    assert merge(past=hours(2, 1, 0), buffered=1, taken=others)[2:] == ["taken", "taken", "due", "due"]
+    assert three not in others
 
 
 def test_a_time_is_due_while_its_task_may_still_start() -> None:
@@ -143,7 +157,7 @@ class Listing:
         self.deleted: list[str] = []
         self.workflow_service = self
 
-    async def create_schedule(self, name: str, _: object) -> None:
+    async def create_schedule(self, name: str, _: object, **options: object) -> None:
         """Create a schedule."""
         self.created.append(name)
 
@@ -193,7 +207,7 @@ async def test_the_next_nominal_times_are_those_before_the_jitter_and_are_read_o
 async def test_a_schedule_that_is_asked_for_its_times_is_deleted_if_the_caller_is_cancelled() -> None:
     temporal, reached = Listing(), asyncio.Event()
 
-    async def create(name: str, _: object) -> None:
+    async def create(name: str, _: object, **options: object) -> None:
         temporal.created.append(name)
         reached.set()
         await asyncio.Event().wait()
@@ -248,8 +262,17 @@ async def test_tasks_of_schedules_are_found_by_their_ids_alone() -> None:
     assert await queries.timed_tasks({}, 60) == {}
 
 
+async def test_only_old_temporary_schedules_are_deleted_which_killed_processes_have_left() -> None:
+    temporal = Listing()
+    times = NominalTimes(cast("Any", temporal))
+    for memo in ({}, {"flowkit_preview": time.time() - 600}, {"flowkit_preview": "x"}):
+        await times.remove_leftover("kept", memo)
+    await times.remove_leftover("old", {"flowkit_preview": time.time() - 7_200})
+    assert temporal.deleted == ["old"]
+
+
 def test_a_time_is_json() -> None:
-    at = NominalTime(at=NOON, status=history.NominalStatus.NO_TASK)
+    at = NominalTime(at=NOON, status=NominalStatus.NO_TASK)
     assert at.as_json() == {
         "at": "2026-11-26T12:00:00Z",
         "status": "no_task",
@@ -297,6 +320,10 @@ class NoTasks:
         """Return no tasks."""
         self.spans = spans
         return {name: [] for name in spans}
+
+    async def foreign_workflows(self, task_ids: Sequence[str]) -> dict[str, WorkflowState]:
+        """Return none."""
+        return {}
 
 
 async def read(coming: Sequence[datetime], past: Sequence[datetime] | Exception) -> tuple[Any, NoTasks]:

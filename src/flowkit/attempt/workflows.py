@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import timedelta
 
-    from temporalio.client import Client, WorkflowExecutionDescription, WorkflowHandle
+    from temporalio.client import (
+        Client,
+        WorkflowExecutionDescription,
+        WorkflowHandle,
+    )
+    from temporalio.client import WorkflowExecution as ListedWorkflow
 
 _OPEN: Final = {None, WorkflowExecutionStatus.RUNNING}
 
@@ -61,6 +66,7 @@ _NO_ANSWER: Final = (
 ABSENT: Final = Found(state=WorkflowState.ABSENT)
 
 
+_IDS_AT_ONCE: Final = 100
 QUERY_SEC: Final = 5.0
 """How long an engine may take to answer a query."""
 
@@ -133,7 +139,31 @@ def is_absent(error: RPCError) -> bool:
     )
 
 
-async def read_marker(description: WorkflowExecutionDescription) -> Owner | None:
+async def list_latest(client: Client, workflow_ids: Sequence[str]) -> dict[str, ListedWorkflow]:
+    """Return the latest run of each of these workflows that Temporal lists. One that has just started may be absent."""
+    found: dict[str, ListedWorkflow] = {}
+    for query in id_queries(workflow_ids):
+        async for each in client.list_workflows(query):
+            if each.id not in found or found[each.id].start_time < each.start_time:
+                found[each.id] = each
+    return found
+
+
+def id_queries(workflow_ids: Sequence[str]) -> list[str]:
+    """Return queries that list the workflows with these ids. An id that Temporal cannot quote is left out."""
+    quoted = [word for each in workflow_ids if (word := _quote(each)) is not None]
+    return [
+        f"WorkflowId IN ({', '.join(quoted[start : start + _IDS_AT_ONCE])})"
+        for start in range(0, len(quoted), _IDS_AT_ONCE)
+    ]
+
+
+def _quote(text: str) -> str | None:
+    quote = next((each for each in ("'", '"') if each not in text), None)
+    return None if quote is None or "\\" in text else f"{quote}{text}{quote}"
+
+
+async def read_marker(description: ListedWorkflow) -> Owner | None:
     """Return the owner of a workflow; None if it has no readable marker, because a Temporal client has started it."""
     with suppress(Exception):  # another converter wrote it
         return read_owner(await description.memo_value(MEMO, None))

@@ -36,7 +36,7 @@ from flowkit.models.backfills import (
 )
 from flowkit.models.ownership import Owner, OwnerKind
 from flowkit.text import count_of, printed, truncate
-from flowkit.validation.arguments import require, text_problem, whole_problem
+from flowkit.validation.arguments import new_name_problem, require, text_problem, whole_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -132,8 +132,12 @@ class Backfills:
         found = None if backfill_id is None else await self._store.find(_checked_id(backfill_id))
         if found is None:
             planned = await plan()
+            # Its workflow comes first: nothing is stored for an id that is taken in Temporal, and what a killed call
+            # leaves has a workflow, which completes it.
+            await self._start(planned.backfill)
             await self._store.prepare()
-            await self._store.insert(planned.backfill, planned.task)
+            times = [each.at for each in planned.runs]
+            await self._store.insert(planned.backfill, planned.task, times)
             found = await self._store.find(planned.backfill.backfill_id) or planned.backfill
         asked = {
             "schedule": schedule,
@@ -146,7 +150,7 @@ class Backfills:
         }
         require(same_problem(found, await self._namespace.id(), asked))
         if found.state is BackfillState.CREATING:
-            await self._store.complete(found, (planned or await plan()).runs)
+            await self._store.complete(found)
         return replace(await self._continue(found.backfill_id), is_new=planned is not None)
 
     async def _continue(self, backfill_id: str) -> BackfillView:
@@ -170,6 +174,8 @@ class Backfills:
     ) -> BackfillPlan:
         """Return what `create` would create. Nothing is changed."""
         self._check(order, max_active, existing, admission)
+        if backfill_id is not None:
+            require(new_name_problem(backfill_id, "backfill_id", "the id of a backfill", _ID_CHARS))
         view = await self._schedules.show_definition(schedule)
         zone = view.times.timezone
         begin, stop = read_bound(start, "from", zone), read_bound(end, "to", zone)
@@ -246,16 +252,18 @@ class Backfills:
         return None
 
     async def _start(self, backfill: StoredBackfill) -> None:
-        """Start the workflow of a backfill, or wake the one that runs."""
-        deployment = await self._tasks.deployment()
-        marker = Owner(kind=OwnerKind.BACKFILL, deployment=deployment, id=backfill.backfill_id)
+        """Start the workflow of a backfill, or wake the one that runs.
+
+        Raise ConfigError if something else has a workflow with its id.
+        """
+        marker = await self._marker(backfill.backfill_id)
         workflow_id = temporal_names.backfill_workflow_id(backfill.backfill_id)
         await self._check_workflow(workflow_id, marker)
         given = RunBackfill(
             backfill_id=backfill.backfill_id,
             schedule=backfill.schedule,
             total=backfill.total,
-            deployment=deployment,
+            deployment=marker.deployment,
         )
         title = f"backfill of {backfill.schedule}: {count_of(backfill.total, 'nominal time')}"
         try:
@@ -271,15 +279,16 @@ class Backfills:
                 static_summary=truncate(title, 100),
             )
         except WorkflowAlreadyStartedError:
-            await self._check_workflow(workflow_id, marker)
+            pass
+        await self._check_workflow(workflow_id, marker)  # Another one may have started since the first check.
 
     async def _check_workflow(self, workflow_id: str, marker: Owner) -> None:
         """Raise ConfigError if something else has a workflow with the id of that of a backfill."""
         found = await look_up(self._client, workflow_id)
         if found.description is not None and await read_marker(found.description) != marker:
             raise ConfigError(
-                f"the workflow id {workflow_id!r} belongs to something else in this namespace; create the backfill "
-                "with another id"
+                f"workflow {workflow_id!r} belongs to another deployment or program in this namespace, so there can be "
+                "no backfill of this id here; create it with another id"
             )
 
     async def list_backfills(self, schedule: str | None = None) -> list[BackfillView]:
@@ -310,8 +319,16 @@ class Backfills:
         )
 
     async def _is_driven(self, backfill_id: str) -> bool:
-        workflow_id = temporal_names.backfill_workflow_id(backfill_id)
-        return (await look_up(self._client, workflow_id)).state is WorkflowState.OPEN
+        """Return whether the own workflow of a backfill runs."""
+        found = await look_up(self._client, temporal_names.backfill_workflow_id(backfill_id))
+        if found.description is None or found.state is not WorkflowState.OPEN:
+            return False
+        return await read_marker(found.description) == await self._marker(backfill_id)
+
+    async def _marker(self, backfill_id: str) -> Owner:
+        """Return the marker of the workflow of a backfill."""
+        deployment = await self._tasks.deployment()
+        return Owner(kind=OwnerKind.BACKFILL, deployment=deployment, id=backfill_id)
 
     async def _has_engine(self, backfill: StoredBackfill) -> bool:
         return bool(await recent_pollers(self._client, temporal_names.backfill_queue(backfill.queue)))
@@ -359,8 +376,8 @@ class Backfills:
         backfill = await self._find(backfill_id)
         if backfill.state is BackfillState.CREATING:
             raise ConfigError(
-                f"the creation of backfill {backfill_id!r} has not ended, or was interrupted; create it again with the "
-                "same id, which continues, or cancel it"
+                f"backfill {backfill_id!r} is being created: an engine, or a second create with the same id, completes "
+                "it; try again then, or cancel it"
             )
         if backfill.admission is not None:
             raise ConfigError(

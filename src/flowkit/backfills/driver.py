@@ -12,16 +12,19 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from temporalio.common import WorkflowIDReusePolicy
-from temporalio.service import RPCError
+from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.stored_graphs import unpack_task
 from flowkit.attempt.workflows import WorkflowState, read_marker
 from flowkit.backfills.ends import TaskEnds
 from flowkit.backfills.rules import BackfillStep, SeenTask, next_step
 from flowkit.errors import (
+    ActionRejected,
     AdmissionRejected,
     ConfigError,
     FlowKitError,
+    GraphError,
+    RejectionCause,
     TaskCancelled,
     TaskFailed,
     TaskIdTaken,
@@ -35,7 +38,7 @@ from flowkit.models.backfills import (
     BackfillState,
     Existing,
 )
-from flowkit.models.ownership import Owner, OwnerKind
+from flowkit.models.ownership import Owner, OwnerKind, unowned_problem
 from flowkit.models.tasks import TaskStatus
 from flowkit.text import bounded, one_line
 
@@ -58,6 +61,8 @@ _STARTS_AT_ONCE = 4
 """Starts of an engine at once, of all backfills. Hundreds of them would delay the tasks that the engine runs."""
 _LONGEST_WAIT_SEC = 20.0
 """After this time, a backfill asks Temporal for a task whose document shows no end: the document may be lost."""
+_CREATION_LOOKS, _CREATION_LOOK_SEC = 150, 0.2
+"""How often, and with which pauses, the workflow of a backfill looks for one that is not stored yet."""
 _CLOSING_SEC = 0.1
 """A workflow closes a moment after its document shows the end, and a run opens the document of an ended task again a
 moment after its start."""
@@ -95,7 +100,7 @@ class Driver:
         awaited: dict[asyncio.Task[None], BackfillRun] = {}
         try:
             while True:
-                backfill = await self._store.find(backfill_id)
+                backfill = await self._find_created(backfill_id)
                 if backfill is None:
                     return BackfillCounts()
                 await self._fill(backfill, awaited)
@@ -112,6 +117,21 @@ class Driver:
             for each in awaited:
                 each.cancel()
             await asyncio.gather(*awaited, return_exceptions=True)
+
+    async def _find_created(self, backfill_id: str) -> StoredBackfill | None:
+        """Return a backfill with all its rows; None if there is none.
+
+        Its workflow starts before it is stored. Its creator may be about to store it, or may have been killed since.
+        """
+        for look in range(_CREATION_LOOKS):
+            backfill = await self._store.find(backfill_id)
+            if backfill is not None and backfill.state is not BackfillState.CREATING:
+                return backfill
+            if backfill is not None and look:
+                await self._store.complete(backfill)
+            else:
+                await asyncio.sleep(_CREATION_LOOK_SEC)
+        return None
 
     async def _fill(self, backfill: StoredBackfill, awaited: dict[asyncio.Task[None], BackfillRun]) -> None:
         """Await each task that runs, and start others while slots are free.
@@ -141,35 +161,54 @@ class Driver:
             id=backfill.owner_id(run),
         )
         attempt = _Try(backfill=backfill, run=run, owner=owner)
+        begin = self._begin_task if backfill.admission is None else self._submit_task
         try:
-            async with self._starting:
-                begin = self._begin_task if backfill.admission is None else self._submit_task
-                skipped = await begin(attempt)
-            return skipped or await self._await_end(attempt)
+            return await begin(attempt) or await self._await_end(attempt)
         except FlowKitError as error:
-            if error.retryable or isinstance(error, AdmissionRejected):
+            if _passes(error):
                 raise
             return _failed(error, error.code)
+        except RPCError as error:
+            if error.status is not RPCStatusCode.INVALID_ARGUMENT:
+                raise
+            return _failed(error, GraphError.code)
 
     async def _begin_task(self, attempt: _Try) -> BackfillOutcome | None:
         """Start the task, unless it has started. Return the end of a nominal time whose task is left as it is."""
+        refused: BackfillStep | None = None
         for pause_sec in _START_PAUSES_SEC:
             await asyncio.sleep(pause_sec)
-            seen, reuse = await self._look(attempt)
-            step = next_step(seen, attempt.backfill.existing, attempt.run.tries)
-            if isinstance(step, BackfillOutcome):
-                return step
-            if step is not BackfillStep.AWAIT:
-                if (stopped := await self._stop_before(attempt)) is not None:
-                    return stopped
-                if not await self._start(attempt, step, reuse):
-                    continue
-                if await self._stop_before(attempt) is not None:  # The cancel came during the start.
-                    await self._cancel(attempt)
-            return None
-        raise TaskIdTaken(
-            f"task id {attempt.run.task_id!r} belongs to a workflow that another deployment or program has started"
-        )
+            async with self._starting:
+                begun = await self._begin_once(attempt, refused)
+            if isinstance(begun, BackfillOutcome):
+                return begun
+            if begun is BackfillStep.AWAIT:
+                return None
+            refused = begun
+        if refused is BackfillStep.START_AGAIN:
+            raise ActionRejected(f"task {attempt.run.task_id!r} cannot start again yet", RejectionCause.BUSY)
+        raise TaskIdTaken(unowned_problem(attempt.run.task_id))
+
+    async def _begin_once(
+        self, attempt: _Try, refused: BackfillStep | None
+    ) -> BackfillOutcome | BackfillStep:
+        """Start the task. Return AWAIT if it has started, the end of a nominal time, or a step that was refused.
+
+        `refused` is the step that was refused before. A workflow of something else that has ended keeps no task from
+        starting.
+        """
+        seen, reuse = await self._look(attempt)
+        step = next_step(seen, attempt.backfill.existing, attempt.run.tries)
+        if isinstance(step, BackfillOutcome) or step is BackfillStep.AWAIT:
+            return step
+        if (stopped := await self._stop_before(attempt)) is not None:
+            return stopped
+        reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE if refused is BackfillStep.START else reuse
+        if not await self._start(attempt, step, reuse):
+            return step
+        if await self._stop_before(attempt) is not None:  # The cancel came during the start.
+            await self._cancel(attempt)
+        return BackfillStep.AWAIT
 
     async def _look(self, attempt: _Try) -> tuple[SeenTask, WorkflowIDReusePolicy]:
         """Return what is known of the task, and whether a start may follow a workflow that has closed."""
@@ -261,6 +300,7 @@ class Driver:
 
     async def _await_close(self, task_id: str) -> None:
         """Wait until the workflow of a task has closed, or a request for admission has ended without one."""
+        pause_sec = _CLOSING_SEC
         while True:
             state = (await self._tasks.look_up(task_id)).state
             if state is WorkflowState.CLOSED:
@@ -269,11 +309,16 @@ class Driver:
                 pending = await self._tasks.find_pending(task_id)
                 if pending is None or pending.error is not None:
                     return
-            await self._ends.wait(task_id, _LONGEST_WAIT_SEC)
-            await asyncio.sleep(_CLOSING_SEC)
+            has_ended = await self._ends.wait(task_id, _LONGEST_WAIT_SEC)
+            pause_sec = min(2 * pause_sec, _LOOK_SEC) if has_ended else _CLOSING_SEC
+            await asyncio.sleep(pause_sec)
 
     async def _submit_task(self, attempt: _Try) -> BackfillOutcome | None:
         """Submit the task to the admission queue, as `_begin_task` starts it."""
+        async with self._starting:
+            return await self._submit(attempt)
+
+    async def _submit(self, attempt: _Try) -> BackfillOutcome | None:
         backfill, task_id = attempt.backfill, attempt.run.task_id
         assert backfill.admission is not None
         is_own = await self._store.is_submitted(backfill.backfill_id, attempt.run)
@@ -302,6 +347,12 @@ def _failed(reason: object, code: str) -> BackfillOutcome:
     return BackfillOutcome(status=BackfillRunStatus.FAILED, reason=text, code=code)
 
 
+def _passes(error: FlowKitError) -> bool:
+    """Return whether a call may succeed later that has failed with this error."""
+    is_busy = isinstance(error, ActionRejected) and error.cause is RejectionCause.BUSY
+    return error.retryable or is_busy or isinstance(error, AdmissionRejected)
+
+
 async def _until_it_works(call: Callable[[], Awaitable[T]]) -> T:
     """Return the result of a call. Repeat it after errors of servers, and while the admission queue is full."""
     pauses = chain(_PAUSES_SEC, repeat(_PAUSES_SEC[-1]))
@@ -312,7 +363,7 @@ async def _until_it_works(call: Callable[[], Awaitable[T]]) -> T:
         except RPCError as error:
             _logger.warning("a backfill tries again in %s s: %s", pause_sec, one_line(error))
         except FlowKitError as error:
-            if not error.retryable and not isinstance(error, AdmissionRejected):
+            if not _passes(error):
                 raise
             _logger.info("a backfill tries again in %s s: %s", pause_sec, one_line(error))
         await asyncio.sleep(pause_sec)

@@ -32,8 +32,8 @@ class TaskEnds:
         self._looked = asyncio.Condition()
         self._looking: asyncio.Task[None] | None = None
 
-    async def wait(self, task_id: str, at_most_sec: float) -> None:
-        """Return when the document of a task shows its end, or after some time."""
+    async def wait(self, task_id: str, at_most_sec: float) -> bool:
+        """Return True when the document of a task shows its end, or False after some time."""
         self._awaited[task_id] += 1
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
@@ -41,11 +41,12 @@ class TaskEnds:
             async with asyncio.timeout(at_most_sec), self._looked:
                 await self._looked.wait_for(lambda: task_id in self._ended)
         except TimeoutError:
-            return
+            return False
         finally:
             self._awaited[task_id] -= 1
             if not self._awaited[task_id]:
                 del self._awaited[task_id]
+        return True
 
     async def _look(self) -> None:
         """Look for ends while anybody waits."""

@@ -287,7 +287,8 @@ class Coordinator(RemovedAttributes):
         thread = WorkerThread("flowkit-engine", build) if self._own_thread else InlineWorkers(build)
         await thread.start()
         self._thread, self._calls = thread, calls
-        self._loops = EngineLoops(self._tasks, self.cfg, namespace, grants)
+        count_taken = Schedules(client, tasks, queue=self.cfg.queue).count_taken
+        self._loops = EngineLoops(self._tasks, self.cfg, namespace, grants, count_taken)
         if lines is not None:
             lines.start()
         self._lines = lines

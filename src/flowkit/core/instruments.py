@@ -100,8 +100,16 @@ TASKS_CLOSED: Final = Counter(
 )
 TASKS_REFUSED: Final = Counter(
     name="flowkit_scheduled_tasks_refused_total",
-    text="Tasks of schedules that an engine has refused at their time, by the reason code.",
+    text="Tasks of schedules that an engine has refused at their time, by the reason code; `task_id_taken` counts "
+    "tasks that a client of Temporal has started with the id of one.",
     labels=("reason",),
+)
+TAKEN_TIMES: Final = Gauge(
+    name="flowkit_taken_nominal_times",
+    text="How many of the latest and the next nominal times of a schedule have an id that a workflow has which was not "
+    "started for them, by schedule. One engine of each queue reports all schedules of its deployment: read them with "
+    "`max`.",
+    labels=("schedule",),
 )
 NODES_CLOSED: Final = Counter(
     name="flowkit_nodes_closed_total",

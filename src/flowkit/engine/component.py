@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from flowkit.activities.function_attempt import Function, FunctionActivities
     from flowkit.adapters.mongo import Database
     from flowkit.config import CoordinatorConfig
+    from flowkit.engine.gauges import CountTaken
     from flowkit.products import LogKeeper
 
 
@@ -132,13 +133,17 @@ class EngineComponent(WorkerComponent):
         inline: InlineRoles,
         *,
         backfills: Callable[[Client, LoopPortal, str], Worker] | None = None,
+        count_taken: Callable[[Client], CountTaken] | None = None,
     ) -> None:
-        """`backfills` returns the worker of backfills, for a client, the loop of the database and an identity."""
+        """`backfills` returns the worker of backfills, for a client, the loop of the database and an identity;
+        `count_taken` returns what counts the nominal times whose ids are taken, for a client.
+        """
         check_functions(functions)
         attempts = (*functions, temporal_names.INLINE_ATTEMPT)
         super().__init__([*map(self.delegate, list_activities()), *map(self.attempt, attempts)])
         self._inline = inline
         self._backfills = backfills
+        self._count_taken = count_taken
         self._config = config
         self._functions = functions
         self._tasks = TaskStore(db)
@@ -201,7 +206,8 @@ class EngineComponent(WorkerComponent):
         if self._backfills is not None:
             backfills = self._backfills(worker.client, portal, identity)
             self._side_workers.append(SideWorker(backfills, main=worker))
-        self._loops = EngineLoops(self._tasks, self._config, namespace, grants)
+        count_taken = None if self._count_taken is None else self._count_taken(worker.client)
+        self._loops = EngineLoops(self._tasks, self._config, namespace, grants, count_taken)
         if self._lines is not None:
             self._lines.start()
 

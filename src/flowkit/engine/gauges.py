@@ -15,6 +15,7 @@ import json
 import logging
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +39,7 @@ from flowkit.core.instruments import (
     OPEN_TASKS,
     ROLE_WORKERS,
     SLOTS,
+    TAKEN_TIMES,
     is_measured,
 )
 from flowkit.errors import FlowKitError, StoreUnavailable
@@ -47,7 +49,7 @@ from flowkit.models.temporal_names import role_queue
 from flowkit.models.waits import OUTSIDE, WaitKind, read_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from flowkit.adapters.slots import WaitingRole
     from flowkit.adapters.tasks.store import TaskStore
@@ -75,11 +77,15 @@ _OVERLAP_SEC = 60.0
 """Documents are read again if they changed up to this long before the last count: clocks differ, and writes wait."""
 _FULL_COUNT_SEC = 300.0
 """How often all open documents are read, for changes whose time was written even later."""
+_TAKEN_EVERY_SEC = 300.0
+"""How often ids of nominal times are looked for that something else has taken. It reads each schedule."""
 _MOST_QUEUES = 200
 """Of how many task queues Temporal says how long activities wait: those of the roles with the most open nodes."""
 
 _WAITS_FOR_WORKER = (NodeStatus.QUEUED.value, NodeStatus.DEFERRED.value)
 
+CountTaken = Callable[[], Awaitable[Mapping[str, int]]]
+"""Returns by schedule how many of its nominal times have an id that something else has taken."""
 Labels = tuple[str, ...]
 T = TypeVar("T")
 
@@ -223,7 +229,16 @@ async def _timely(answer: Awaitable[T], seconds: float) -> T:
 class Gauges:
     """Reports the gauges of one queue, while it is this engine's turn."""
 
-    def __init__(self, tasks: TaskStore, namespace: Namespace, grants: SlotGrants, queue: str) -> None:
+    def __init__(
+        self,
+        tasks: TaskStore,
+        namespace: Namespace,
+        grants: SlotGrants,
+        queue: str,
+        count_taken: CountTaken | None = None,
+    ) -> None:
+        self._count_taken = count_taken
+        self._taken_due_at = 0.0
         self._store = tasks
         self._tasks = OpenTasks(tasks.database)
         self._turns = Turns(tasks.database)
@@ -269,9 +284,24 @@ class Gauges:
             if await self.report():
                 self._pause_sec = max(EVERY_SEC, _SHARE * (time.monotonic() - begun))
                 await self._take_turn()
+                await self._report_taken()
         except Exception:
             self._clear()
             raise
+
+    async def _report_taken(self) -> None:
+        """Count taken nominal times if it is time for that. An error says nothing about the other values."""
+        begun = time.monotonic()
+        if self._count_taken is None or begun < self._taken_due_at:
+            return
+        counts: Mapping[str, int] = {}
+        try:
+            counts = await self._count_taken()
+        except (FlowKitError, RPCError) as error:
+            _logger.info("the taken nominal times of schedules were not counted; retrying: %s", error)
+        TAKEN_TIMES.set({(schedule,): count for schedule, count in counts.items()})
+        ended = time.monotonic()
+        self._taken_due_at = ended + max(_TAKEN_EVERY_SEC, _SHARE * (ended - begun))
 
     async def _pause(self) -> None:
         """Wait until the next count is due. While values are shown, raise StoreUnavailable if MongoDB freezes."""
@@ -305,7 +335,7 @@ class Gauges:
 
     def _clear(self) -> None:
         """Report nothing any more: what this process would go on to show is no longer true."""
-        self._counts = None
+        self._counts, self._taken_due_at = None, 0.0
         for gauge in (
             OPEN_TASKS,
             OPEN_NODES,
@@ -314,6 +344,7 @@ class Gauges:
             OLDEST_READY,
             ROLE_WORKERS,
             SLOTS,
+            TAKEN_TIMES,
         ):
             gauge.set({})
 

@@ -24,7 +24,7 @@ from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
 from flowkit.connection import register_search_attributes, registered_search_attributes
 from flowkit.engine.activations import OrderedRunner, allow_long_workflow_tasks
-from flowkit.engine.gauges import Gauges
+from flowkit.engine.gauges import CountTaken, Gauges
 from flowkit.engine.silent_attempts import SilenceCheck
 from flowkit.engine.slot_grants import SlotActivities
 from flowkit.engine.slot_leaks import SlotLoop
@@ -316,11 +316,16 @@ class EngineLoops:
     """Runs the background loops of one engine between its creation and `stop`, on the loop of the database handle."""
 
     def __init__(
-        self, tasks: TaskStore, config: CoordinatorConfig, namespace: Namespace, grants: SlotGrants
+        self,
+        tasks: TaskStore,
+        config: CoordinatorConfig,
+        namespace: Namespace,
+        grants: SlotGrants,
+        count_taken: CountTaken | None = None,
     ) -> None:
         silence = SilenceCheck(grants.client, tasks.database, config)
         sweep = Sweep(grants.client, tasks, namespace, every_sec=config.sweep_sec, silence=silence)
-        self._loops = (sweep, SlotLoop(grants), Gauges(tasks, namespace, grants, config.queue))
+        self._loops = (sweep, SlotLoop(grants), Gauges(tasks, namespace, grants, config.queue, count_taken))
         self._running = [asyncio.create_task(loop.run()) for loop in self._loops]
 
     @property

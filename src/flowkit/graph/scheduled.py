@@ -63,6 +63,13 @@ def read_nominal(fields: Mapping[str, Any]) -> Nominal | None:
     return Nominal(schedule=schedule, at=at) if isinstance(schedule, str) and at.tzinfo else None
 
 
+def nominal_of(task_id: str, scheduled_at: str | None) -> Nominal | None:
+    """Return the nominal time of a task whose document has `scheduled_at`; None for a task without a schedule."""
+    if scheduled_at is None:
+        return None
+    return Nominal(schedule=task_id.removesuffix(f"-{scheduled_at}"), at=datetime.fromisoformat(scheduled_at))
+
+
 def parse_nominal(text: str | None) -> datetime | None:
     """Return the time that `format_nominal` has written, in UTC; None without a text."""
     return None if text is None else datetime.fromisoformat(text)

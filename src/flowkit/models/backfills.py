@@ -18,7 +18,7 @@ class BackfillState(StrEnum):
     """The state of a backfill."""
 
     CREATING = "creating"
-    """Its nominal times are being stored, or what has stored them was killed. Nothing starts."""
+    """Its nominal times are being stored, by its creator or, if that was killed, by an engine. Nothing starts."""
     RUNNING = "running"
     FINISHED = "finished"
     """Each of its nominal times has ended."""

@@ -46,6 +46,11 @@ class Reserved:
         """Return whether an id is one of these."""
         return self.form.match(task_id) is not None
 
+    @property
+    def of_schedules(self) -> bool:
+        """Whether these are the ids of the tasks of schedules."""
+        return OwnerKind.SCHEDULE in self.kinds
+
 
 RESERVED: Final = (
     Reserved(
@@ -113,3 +118,23 @@ def belongs_here(task_id: str, found: Owner, deployment: str) -> bool:
     if is_flow_run(task_id):
         return found == task_owner(task_id, deployment)
     return found.deployment == deployment
+
+
+def may_lack_marker(task_id: str, scheduled_by: str | None) -> bool:
+    """Return whether a task without a marker, which a client of Temporal has started, may have this id.
+
+    Temporal notes in each task that a schedule starts the name of the schedule, `scheduled_by`. A task with the id of a
+    nominal time and without this note is not the one of that time.
+    """
+    reserved = reserved_for(task_id)
+    if reserved is None:
+        return True
+    return reserved.of_schedules and scheduled_by is not None and task_id.startswith(f"{scheduled_by}-")
+
+
+def unowned_problem(task_id: str) -> str:
+    """Return what is wrong with a workflow that has the reserved id of something else, and what helps."""
+    return (
+        f"workflow {task_id!r} has the id of a nominal time, but neither its schedule nor a backfill has started it: "
+        "find out what has, and terminate it in Temporal; then start the task with a backfill, or with retry-failed"
+    )

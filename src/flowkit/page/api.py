@@ -280,9 +280,11 @@ class TimeLine(PageResult):
 
     at: str
     status: str = Field(
-        description="The status of the task, or `refused`, `started`, `no_task`, `waiting`, `due`."
+        description="The status of the task, or `refused`, `started`, `taken`, `no_task`, `waiting`, `due`."
     )
-    task_id: str | None = Field(default=None, description="Null without a task.")
+    task_id: str | None = Field(
+        default=None, description="Null without a task; for `taken`, the id of the foreign workflow."
+    )
     reason: str | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
@@ -25,19 +25,42 @@ from temporalio.client import (
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import limits
-from flowkit.attempt.workflows import WorkflowState
+from flowkit.adapters.turns import Turns
+from flowkit.attempt.background import new_owner
+from flowkit.attempt.workflows import WorkflowState, look_up
+from flowkit.connection import Namespace
 from flowkit.core.loops import gather_some
-from flowkit.errors import ConfigError, GraphError, TaskCancelled, TaskFailed, UnknownTask
-from flowkit.graph.scheduled import format_nominal
+from flowkit.errors import (
+    ActionRejected,
+    ConfigError,
+    FlowKitError,
+    GraphError,
+    RejectionCause,
+    TaskCancelled,
+    TaskFailed,
+    TaskIdTaken,
+    UnknownTask,
+)
+from flowkit.graph.scheduled import Nominal
 from flowkit.models import temporal_names
-from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner
-from flowkit.schedules.history import REFUSED, Histories, NominalTime, nominal_time_of, task_id_of
+from flowkit.models.ownership import MEMO, Owner, OwnerKind, read_owner, task_owner, unowned_problem
+from flowkit.schedules.history import (
+    REFUSED,
+    Histories,
+    nominal_time_of,
+    task_id_of,
+)
 from flowkit.schedules.nominal_times import FIRST, NominalTimes, look
 from flowkit.schedules.plan import ScheduleChange, ScheduleDefinition, ScheduleStep, plan_changes
 from flowkit.schedules.times import ScheduleOptions, ScheduleTimes, times_of
-from flowkit.schedules.views import ScheduledRun, ScheduleView
+from flowkit.schedules.views import NominalStatus, NominalTime, ScheduledRun, ScheduleView
 from flowkit.text import one_line, truncate
-from flowkit.validation.arguments import require, schedule_name_problem, whole_problem
+from flowkit.validation.arguments import (
+    datetime_problem,
+    require,
+    schedule_name_problem,
+    whole_problem,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
@@ -61,6 +84,13 @@ _CONCURRENT = 10
 """Number of schedules that are read or written at once."""
 _UPDATES = 10
 """How often an update is tried that meets changes of others."""
+_LARGEST_REVISION = 2**64 - 1
+_SHOWN_TIMES = 10
+"""Of how many past times a schedule is shown whose ids are taken."""
+_TURN_SEC = 15.0
+"""How long the turn of a killed process lasts."""
+_TURN_WAIT_SEC = 60.0
+_TURN_LOOK_SEC = 0.1
 _WRITTEN = frozenset({ScheduleStep.CREATE, ScheduleStep.UPDATE})
 
 
@@ -84,6 +114,8 @@ class Schedules:
         self._queue = queue
         self._nominal = NominalTimes(client)
         self._histories = Histories(client, tasks, self._find_own, self._nominal)
+        self._turns = Turns(tasks.database)
+        self._namespace = Namespace(client)
 
     async def create(
         self,
@@ -116,7 +148,8 @@ class Schedules:
         try:
             await self._client.create_schedule(name, definition.times.schedule(action), memo=marker.as_memo())
         except ScheduleAlreadyRunningError:
-            raise ConfigError(
+            await self._find(name)  # It raises an error for a schedule that nothing here can change.
+            raise _Exists(
                 f"schedule {name!r} exists already; change it with update or apply, or choose another name"
             ) from None
 
@@ -149,7 +182,9 @@ class Schedules:
         """Return the schedules of the deployment as Temporal lists them."""
         own, found = await self._tasks.deployment(), list[_Listed]()
         async for each in await self._client.list_schedules():
-            owner = read_owner((await each.memo()).get(MEMO))
+            memo = await each.memo()
+            await self._nominal.remove_leftover(each.id, memo)
+            owner = read_owner(memo.get(MEMO))
             if each.schedule is None or each.info is None or owner is None:
                 continue
             if owner.kind is OwnerKind.SCHEDULE and owner.deployment == own:
@@ -186,7 +221,19 @@ class Schedules:
         runs = await asyncio.gather(*(self._run(each) for each in reversed(description.info.recent_actions)))
         last = runs[0] if runs else None
         refused = last.reason if last is not None and last.code in REFUSED else None
-        return replace(view, runs=runs, problem=view.problem or refused)
+        times = (await self._histories.read([view], _SHOWN_TIMES)).get(name, ())
+        taken = tuple(each for each in times if each.status == NominalStatus.TAKEN)
+        return replace(view, runs=runs, problem=view.problem or refused, taken=taken)
+
+    async def count_taken(self) -> dict[str, int]:
+        """Return by name how many of the latest and the next times of a schedule have an id that is taken: those that
+        `history` shows as `taken`. Schedules without such times are absent.
+        """
+        history = await self.history(await self.list_schedules(), count=_SHOWN_TIMES)
+        counts = {
+            name: sum(each.status == NominalStatus.TAKEN for each in times) for name, times in history.items()
+        }
+        return {name: count for name, count in counts.items() if count}
 
     async def show_definition(self, name: str) -> ScheduleView:
         """Return a schedule with its graph and params, and without its latest tasks."""
@@ -198,6 +245,7 @@ class Schedules:
 
     async def times(self, name: str, start: datetime, end: datetime) -> list[datetime]:
         """Return the nominal times of a schedule after `start` and until `end`, in UTC: at most 1,000."""
+        require(datetime_problem(start, "start"), datetime_problem(end, "end"))
         spec = (await self._describe(name)).schedule.spec
         return await self._nominal.between(name, spec, start, end)
 
@@ -227,13 +275,18 @@ class Schedules:
         """Start a task now, also if the schedule is paused, and return its id.
 
         Its nominal time is the present second, or the next one without a task. Return None if it does not start now,
-        because an earlier one runs, and the schedule skips or delays a task that overlaps with it.
+        because an earlier one runs, and the schedule skips or delays a task that overlaps with it. Several calls at
+        once start one task after the other. Raise StoreUnavailable if MongoDB does not respond.
         """
+        async with self._turn(f"trigger {name}"):
+            return await self._trigger(name)
+
+    async def _trigger(self, name: str) -> str | None:
         description = await self._describe(name)
         before, spec = description.info, description.schedule.spec
         coming = await self._nominal.coming(name, spec, before.next_action_times)
         at = _free_second({*map(nominal_time_of, before.recent_actions), *coming}, datetime.now(UTC))
-        wanted = f"{name}-{format_nominal(at)}"
+        wanted = Nominal(schedule=name, at=at).task_id
         async with self._handle(name) as handle:
             await self._trigger_at(name, at)
             until = time.monotonic() + _TRIGGER_SEC
@@ -244,6 +297,8 @@ class Schedules:
                 if info.num_actions_skipped_overlap > before.num_actions_skipped_overlap:
                     return None
                 await asyncio.sleep(_TRIGGER_LOOK_SEC)
+        if (await look_up(self._client, wanted)).description is not None:
+            raise TaskIdTaken(unowned_problem(wanted))
         return None
 
     async def _trigger_at(self, name: str, at: datetime) -> None:
@@ -266,29 +321,37 @@ class Schedules:
         *,
         graph: dict[str, Any] | None = None,
         params: dict[str, Any] | None = None,
+        single_params: Mapping[str, Any] | None = None,
+        if_revision: int | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> ScheduleView:
         """Change what is given, and nothing else. Tasks that have started keep their graph and params.
 
-        `params` replaces all params. `cron` replaces `every`, and the other way round.
+        `params` replaces all params, and `single_params` those that it names. `cron` replaces `every`, and the other
+        way round. With `if_revision`, raise ActionRejected with the cause `outdated` if the schedule has another
+        revision, because it was changed, paused or resumed meanwhile.
         """
+        if if_revision is not None:
+            require(whole_problem(if_revision, "if_revision", 0, _LARGEST_REVISION))
 
         def change(before: ScheduleDefinition) -> ScheduleDefinition:
             if before.is_lost and (graph is None or params is None):
                 raise ConfigError(_lost(name))
             return ScheduleDefinition(
                 graph=before.graph if graph is None else graph,
-                params=before.params if params is None else params,
+                params={**(before.params if params is None else params), **(single_params or {})},
                 times=before.times.changed(options),
             )
 
-        return await self._view(await self._update(name, change))
+        return await self._view(await self._update(name, change, if_revision=if_revision))
 
     async def _update(
         self,
         name: str,
         change: Callable[[ScheduleDefinition], ScheduleDefinition],
         given: dict[str, Any] | None = None,
+        *,
+        if_revision: int | None = None,
     ) -> ScheduleDescription:
         """Change a schedule, and return it. `given` is the input of its tasks, if it is prepared.
 
@@ -297,8 +360,11 @@ class Schedules:
         """
         for _ in range(_UPDATES):
             present = await self._describe(name)
+            _check_revision(name, present, if_revision)
             before = await self._definition(present)
             after = change(before)
+            if after.starts_same(before) and after.times == before.times:
+                return present
             schedule = await self._changed(present, before, after, given)
             async with self._existing(name):
                 await self._client.workflow_service.update_schedule(
@@ -315,7 +381,7 @@ class Schedules:
             found = await self._describe(name)
             if _has(found, schedule, after.times):
                 return found
-        raise ConfigError(f"schedule {name!r} changes all the time; try again")
+        raise ConfigError(_unsettled(name))
 
     async def _changed(
         self,
@@ -360,23 +426,66 @@ class Schedules:
         """Create and update schedules so that they are the wanted ones, and return what has changed.
 
         A second call changes nothing. Only with `prune`, delete those that are not wanted. If one of them is not valid,
-        change none.
+        change none. Calls at once are applied one after the other. Raise StoreUnavailable if MongoDB does not respond,
+        and ConfigError if another call takes longer than a minute.
         """
+        async with self._turn("apply"):
+            return await self._apply(wanted, prune=prune)
+
+    async def _apply(self, wanted: Mapping[str, ScheduleDefinition], *, prune: bool) -> list[ScheduleChange]:
         changes = await self.plan(wanted, prune=prune)
         changed = [each.name for each in changes if each.step in _WRITTEN]
         given = await self._prepare_all({name: wanted[name] for name in changed})
 
         async def write(change: ScheduleChange) -> None:
             match change.step:
-                case ScheduleStep.CREATE:
-                    await self._create(change.name, wanted[change.name], given[change.name])
-                case ScheduleStep.UPDATE:
-                    await self._update(change.name, lambda _: wanted[change.name], given[change.name])
+                case ScheduleStep.CREATE | ScheduleStep.UPDATE:
+                    await self._write(change.name, wanted[change.name], given[change.name])
                 case ScheduleStep.DELETE:
-                    await self.delete(change.name)
+                    with suppress(_Unknown):
+                        await self.delete(change.name)
 
         await gather_some(write, changes, _CONCURRENT)
         return changes
+
+    async def _write(self, name: str, definition: ScheduleDefinition, given: dict[str, Any]) -> None:
+        """Create or update a schedule, also if another call has just created or deleted it."""
+        for _ in range(_UPDATES):
+            with suppress(_Unknown):
+                await self._update(name, lambda _: definition, given)
+                return
+            with suppress(_Exists):
+                await self._create(name, definition, given)
+                return
+        raise ConfigError(_unsettled(name))
+
+    @asynccontextmanager
+    async def _turn(self, what: str) -> AsyncIterator[None]:
+        """Wait until no other call for this deployment does `what`, also of another process, and keep others waiting.
+
+        Raise ConfigError if another one takes longer than a minute. The turn of a process that was killed expires.
+        """
+        name, owner = f"schedules:{await self._namespace.id()}:{what}", new_owner()
+        until = time.monotonic() + _TURN_WAIT_SEC
+        while not await self._turns.take(name, owner, _TURN_SEC):
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"another call to {what} has not ended within {_TURN_WAIT_SEC:.0f} s; try again after it"
+                )
+            await asyncio.sleep(_TURN_LOOK_SEC)
+        keeping = asyncio.create_task(self._keep_turn(name, owner))
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            with suppress(FlowKitError):  # It expires.
+                await self._turns.end(name, owner)
+
+    async def _keep_turn(self, name: str, owner: str) -> None:
+        while True:
+            await asyncio.sleep(_TURN_SEC / 3)
+            with suppress(FlowKitError):
+                await self._turns.take(name, owner, _TURN_SEC)
 
     async def first_times(self, wanted: Mapping[str, ScheduleDefinition]) -> dict[ScheduleTimes, datetime]:
         """Return the next nominal time of each of the times. Many schedules may have the same ones.
@@ -481,6 +590,7 @@ class Schedules:
             missed=info.num_actions_missed_catchup_window,
             skipped=info.num_actions_skipped_overlap,
             problem=_lost(description.id) if definition.is_lost else None,
+            revision=_revision(description),
         )
         return (await self._with_backfilled([view]))[0]
 
@@ -534,6 +644,34 @@ def _free_second(taken: Collection[datetime], now: datetime) -> datetime:
     return at
 
 
+def _revision(description: ScheduleDescription) -> int:
+    """Return a number that rises with each change of a schedule. A start of a task does not change it."""
+    return int.from_bytes(description.raw_description.conflict_token, "big")
+
+
+def _check_revision(name: str, present: ScheduleDescription, wanted: int | None) -> None:
+    """Raise ActionRejected if a schedule does not have the revision that an update expects."""
+    found = _revision(present)
+    if wanted is not None and wanted != found:
+        raise ActionRejected(
+            f"if_revision is {wanted}, and schedule {name!r} has revision {found}: it was changed meanwhile; look at "
+            "it again with `flowkit schedule show`, then repeat the update with its present revision",
+            RejectionCause.OUTDATED,
+        )
+
+
+class _Exists(ConfigError):
+    """This deployment has a schedule of this name."""
+
+
+class _Unknown(ConfigError):
+    """There is no schedule of this name."""
+
+
+def _unsettled(name: str) -> str:
+    return f"schedule {name!r} changes all the time; try again"
+
+
 def _lost(name: str) -> str:
     return (
         f"the graph and params of schedule {name!r} are not in the collection stored_graphs of this database; update "
@@ -542,4 +680,4 @@ def _lost(name: str) -> str:
 
 
 def _unknown(name: str) -> ConfigError:
-    return ConfigError(f"there is no schedule {name!r}; `flowkit schedule list` shows the schedules")
+    return _Unknown(f"there is no schedule {name!r}; `flowkit schedule list` shows the schedules")

@@ -6,20 +6,22 @@ Temporal lists the nominal times, and MongoDB has the tasks. What decides is pur
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from temporalio.client import ScheduleActionExecutionStartWorkflow
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import reason_codes
+from flowkit.attempt.workflows import WorkflowState
 from flowkit.core.loops import gather_some
-from flowkit.graph.scheduled import format_nominal, nominal_time_in
+from flowkit.graph.scheduled import Nominal, nominal_time_in
 from flowkit.models import TaskStatus, temporal_names
+from flowkit.models.ownership import unowned_problem
 from flowkit.schedules.nominal_times import FIRST, step_between
+from flowkit.schedules.views import NominalStatus, NominalTime
 
 if TYPE_CHECKING:
     from temporalio.client import Client, ScheduleActionResult, ScheduleDescription
@@ -48,43 +50,6 @@ _AHEAD = timedelta(minutes=1)
 _OPEN_TASKS = 1_000
 
 
-class NominalStatus(StrEnum):
-    """What has become of a nominal time, if it is not the status of a task that an engine has begun."""
-
-    REFUSED = "refused"
-    """The engine refused the task: its graph or params were not valid."""
-    NO_TASK = "no_task"
-    """No task has this time: an earlier one ran, Temporal was down, the schedule was paused, or it was purged."""
-    STARTED = "started"
-    """Temporal has started the task, and no engine has begun it yet."""
-    WAITING = "waiting"
-    """The task starts when an earlier one has ended."""
-    DUE = "due"
-    """The time is to come, or has just come."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NominalTime:
-    """A nominal time of a schedule."""
-
-    at: datetime
-    """In UTC."""
-    status: str
-    """The status of the task, or a NominalStatus."""
-    task_id: str | None = None
-    reason: str | None = None
-    """Why the task has failed, was cancelled or was refused."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the time in JSON types."""
-        return {
-            "at": format_nominal(self.at),
-            "status": self.status,
-            "task_id": self.task_id,
-            "reason": self.reason,
-        }
-
-
 class RecentStart(NamedTuple):
     """A task that Temporal has started."""
 
@@ -104,6 +69,8 @@ class Described:
     """Number of tasks that wait for the end of an earlier one."""
     since: datetime
     """How far a history goes back: times before the last change of the schedule are those of tasks."""
+    taken: Mapping[str, WorkflowState] = field(default_factory=dict)
+    """The workflows with the ids of past or next times that were not started for them."""
 
 
 def task_id_of(result: ScheduleActionResult) -> str:
@@ -135,32 +102,50 @@ def merge_times(
     """
     begun = running | {each.task_id for each in described.started.values() if each.at > now - _UNLISTED}
     entries = {
-        at: _without_document(at, task_id, begun) for at, task_id in _ids(view.name, described).items()
+        at: _without_document(at, task_id, begun, described.taken)
+        for at, task_id in _ids(view.name, described).items()
     }
     entries |= {each.at: _with_document(each) for each in tasks}
     found = [entries[at] for at in sorted(entries)]
-    latest = max((place for place, each in enumerate(found) if each.task_id), default=-1)
+    lacking = {place for place, each in enumerate(found) if each.status == NominalStatus.NO_TASK}
+    latest = max((place for place in range(len(found)) if place not in lacking), default=-1)
     waiting = range(latest + 1, latest + 1 + described.buffered)
     late = now - _GRACE - view.times.jitter
-    for place, each in enumerate(found):
-        if each.task_id is None and place in waiting:
-            found[place] = replace(each, status=NominalStatus.WAITING)
-        elif each.task_id is None and each.at > late and not view.paused:
-            found[place] = replace(each, status=NominalStatus.DUE)
+    for place in lacking:
+        if place in waiting:
+            found[place] = replace(found[place], status=NominalStatus.WAITING)
+        elif found[place].at > late and not view.paused:
+            found[place] = replace(found[place], status=NominalStatus.DUE)
     coming = [] if view.paused else [at for at in view.next_times if at not in entries][:NEXT_TIMES]
-    return (*found[-count:], *(NominalTime(at=at, status=NominalStatus.DUE) for at in coming))
+    return (*found[-count:], *(_coming(view.name, at, described.taken) for at in coming))
 
 
 def _ids(name: str, described: Described) -> dict[datetime, str]:
     """Return the id that the task of each nominal time has, or would have."""
     started = {at: each.task_id for at, each in described.started.items()}
-    return {**{at: f"{name}-{format_nominal(at)}" for at in described.past}, **started}
+    return {**{at: Nominal(schedule=name, at=at).task_id for at in described.past}, **started}
 
 
-def _without_document(at: datetime, task_id: str, begun: frozenset[str]) -> NominalTime:
+def _without_document(
+    at: datetime, task_id: str, begun: frozenset[str], taken: Collection[str]
+) -> NominalTime:
+    if task_id in taken:
+        return _taken(at, task_id)
     if task_id in begun:
         return NominalTime(at=at, status=NominalStatus.STARTED, task_id=task_id)
     return NominalTime(at=at, status=NominalStatus.NO_TASK)
+
+
+def _coming(name: str, at: datetime, taken: Mapping[str, WorkflowState]) -> NominalTime:
+    """Return a time to come. A workflow that has ended does not keep its task from starting."""
+    task_id = Nominal(schedule=name, at=at).task_id
+    if taken.get(task_id) is WorkflowState.OPEN:
+        return _taken(at, task_id)
+    return NominalTime(at=at, status=NominalStatus.DUE)
+
+
+def _taken(at: datetime, task_id: str) -> NominalTime:
+    return NominalTime(at=at, status=NominalStatus.TAKEN, task_id=task_id, reason=unowned_problem(task_id))
 
 
 def _with_document(task: TimedTask) -> NominalTime:
@@ -222,8 +207,11 @@ class Histories:
             if error.status is not RPCStatusCode.NOT_FOUND:
                 raise
             return None
+        past = [at for at in times if at >= changed]
+        own = [Nominal(schedule=view.name, at=at).task_id for at in (*past, *view.next_times[:NEXT_TIMES])]
         described = Described(
-            past=[at for at in times if at >= changed],
+            past=past,
+            taken=await self._tasks.foreign_workflows(own),
             started={
                 nominal_time_of(each): RecentStart(task_id_of(each), each.started_at)
                 for each in info.recent_actions

@@ -7,12 +7,13 @@ schedule without jitter, which FlowKit creates to ask for them, and deletes.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cachetools import LRUCache
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -25,7 +26,7 @@ from flowkit.schedules.times import spec_error
 from flowkit.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from temporalio.client import Client, ScheduleDescription, ScheduleHandle, ScheduleSpec
 
@@ -43,6 +44,10 @@ _WIDER = 4
 _LOOKS = 6
 _SPEC_PROBLEM = "Invalid schedule spec: "
 _PREVIEW = ScheduleState(paused=True, note="FlowKit asks for its times, and deletes this schedule")
+_PREVIEW_MEMO = "flowkit_preview"
+"""Key of the time at which a temporary schedule was created, in seconds since the epoch, in its memo."""
+_LEFTOVER_SEC = 3_600.0
+"""A temporary schedule that is older was left by a process that was killed. Clocks of machines differ by less."""
 _LOOK_LIMITS = (timedelta(seconds=10),) * 2
 _LATE = frozenset({RPCStatusCode.CANCELLED, RPCStatusCode.DEADLINE_EXCEEDED})
 """What the client returns after the time limit of a call."""
@@ -148,7 +153,9 @@ class NominalTimes:
         action = ScheduleActionStartWorkflow(temporal_names.TASK, id=name, task_queue=name)
         handle = self._client.get_schedule_handle(name)
         try:
-            await self._client.create_schedule(name, Schedule(action=action, spec=spec, state=_PREVIEW))
+            await self._client.create_schedule(
+                name, Schedule(action=action, spec=spec, state=_PREVIEW), memo={_PREVIEW_MEMO: time.time()}
+            )
         except asyncio.CancelledError:
             await _delete(handle)
             raise
@@ -156,6 +163,12 @@ class NominalTimes:
             yield handle
         finally:
             await _delete(handle)
+
+    async def remove_leftover(self, name: str, memo: Mapping[str, Any]) -> None:
+        """Delete a schedule if it is a temporary one whose process was killed before it has deleted it."""
+        created_at = memo.get(_PREVIEW_MEMO)
+        if isinstance(created_at, (int, float)) and time.time() - created_at > _LEFTOVER_SEC:
+            await _delete(self._client.get_schedule_handle(name))
 
     async def _matching(self, name: str, start: datetime, end: datetime) -> list[datetime]:
         bounds = [Timestamp(), Timestamp()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from flowkit.graph.scheduled import format_nominal
@@ -38,6 +39,46 @@ class ScheduledRun:
         return {**own, "reason": self.reason, "code": self.code}
 
 
+class NominalStatus(StrEnum):
+    """What has become of a nominal time, if it is not the status of a task that an engine has begun."""
+
+    REFUSED = "refused"
+    """The engine refused the task: its graph or params were not valid."""
+    TAKEN = "taken"
+    """A workflow that was not started for this time has its id: the time has no task, or will have none."""
+    NO_TASK = "no_task"
+    """No task has this time: an earlier one ran, Temporal was down, the schedule was paused, or it was purged."""
+    STARTED = "started"
+    """Temporal has started the task, and no engine has begun it yet."""
+    WAITING = "waiting"
+    """The task starts when an earlier one has ended."""
+    DUE = "due"
+    """The time is to come, or has just come."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NominalTime:
+    """A nominal time of a schedule."""
+
+    at: datetime
+    """In UTC."""
+    status: str
+    """The status of the task, or a NominalStatus."""
+    task_id: str | None = None
+    """The id of its task; that of the workflow that has taken it, for the status `taken`."""
+    reason: str | None = None
+    """Why the task has failed, was cancelled or was refused, and what helps if its id is taken."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the time in JSON types."""
+        return {
+            "at": format_nominal(self.at),
+            "status": self.status,
+            "task_id": self.task_id,
+            "reason": self.reason,
+        }
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleView:
     """A schedule as Temporal describes it."""
@@ -66,6 +107,10 @@ class ScheduleView:
     """Number of nominal times without a task, because an earlier one still ran."""
     problem: str | None = None
     """Why the engine refuses its tasks: it has refused the latest one, or MongoDB has lost their graph."""
+    taken: Sequence[NominalTime] = ()
+    """The latest and next nominal times whose id something else has taken. Only `show` reads them."""
+    revision: int | None = None
+    """A number that rises with each change, pause and resume; `update(if_revision=…)` takes it. None in lists."""
 
     def as_json(self) -> dict[str, Any]:
         """Return the schedule in JSON types, without `overlap`, which Temporal does not list."""
@@ -77,6 +122,7 @@ class ScheduleView:
             "note": self.note,
             "next": [format_nominal(each) for each in self.next_times],
             "last_task": self.last_task,
+            **({} if self.revision is None else {"revision": self.revision}),
         }
 
     def details_as_json(self) -> dict[str, Any]:
@@ -88,6 +134,7 @@ class ScheduleView:
             "missed": self.missed,
             "skipped": self.skipped,
             "problem": self.problem,
+            "taken": [each.as_json() for each in self.taken],
             "params": self.task.get("params", {}),
             "runs": [each.as_json() for each in self.runs],
         }

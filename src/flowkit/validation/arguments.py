@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from flowkit.errors import ConfigError
@@ -67,18 +68,20 @@ def new_task_id_problem(
 
 def schedule_name_problem(value: object) -> str | None:
     """Return why `value` cannot be the name of a schedule, with which the ids of its tasks begin, or None."""
+    return new_name_problem(value, "name", "the name of a schedule", _SCHEDULE_NAME_CHARS)
+
+
+def new_name_problem(value: object, name: str, what: str, chars: int) -> str | None:
+    """Return why `value` cannot name something new, or None. Terminals, logs and URLs show the name."""
     bad = name_bad_character(value, _is_deceptive)
     good = (
-        isinstance(value, str)
-        and is_unicode(value)
-        and 1 <= len(value) <= _SCHEDULE_NAME_CHARS
-        and not has_blank_end(value)
+        isinstance(value, str) and is_unicode(value) and 1 <= len(value) <= chars and not has_blank_end(value)
     )
     wanted = (
-        f"the name of a schedule: a string of 1 to {_SCHEDULE_NAME_CHARS} characters, without blanks at its ends, and "
-        f"without control and bidirectional characters{bad}"
+        f"{what}: a string of 1 to {chars} characters, without blanks at its ends, and without control and "
+        f"bidirectional characters{bad}"
     )
-    return _problem("name", value, good and not bad, wanted)
+    return _problem(name, value, good and not bad, wanted)
 
 
 def node_id_problem(value: object, name: str = "node_id") -> str | None:
@@ -97,6 +100,20 @@ def whole_problem(value: object, name: str, least: int, most: int) -> str | None
     """Return why `value` is not an integer from `least` to `most`, or None."""
     good = is_whole(value, least, most)
     return _problem(name, value, good, f"a whole number between {least:,} and {most:,}")
+
+
+def moment_problem(value: object, name: str) -> str | None:
+    """Return why `value` is not a time in seconds since the Unix epoch, or None. It may be None, for no time."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    good = value is None or (number and _FIRST_SEC <= _to_float(value) <= _LAST_SEC)
+    return _problem(name, value, good, "a time in seconds since the Unix epoch, in the years 1 to 9999")
+
+
+def datetime_problem(value: object, name: str) -> str | None:
+    """Return why `value` is not a datetime with a time zone near the years of nominal times, or None."""
+    good = isinstance(value, datetime) and value.tzinfo is not None and value.year in _YEARS
+    wanted = f"a datetime with a time zone, in the years {_YEARS[0]} to {_YEARS[-1]}"
+    return _problem(name, value, good, wanted)
 
 
 def timeout_problem(value: object, name: str = "timeout") -> str | None:
@@ -169,6 +186,8 @@ def functions_problem(value: object, name: str) -> str | None:
     return None
 
 
+_FIRST_SEC, _LAST_SEC = -62_135_596_800, 253_402_300_799
+_YEARS = range(1900, 2201)
 _CHARS = f"a string of 1 to {ID_CHARS} characters"
 _SCHEDULE_NAME_CHARS = ID_CHARS - len("-2026-11-26T02:00:00Z")
 """Ids of tasks end with the nominal time."""

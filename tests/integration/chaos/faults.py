@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
 ENGINES, WORKERS, EXTERNAL_WORKERS = 2, 3, 4
 HISTORY_PROCESSES = 2
@@ -123,8 +123,10 @@ class Fault:
 class Faults:
     """What can happen to the processes of a run: weights of all kinds."""
 
-    def __init__(self, *, on_cluster: bool) -> None:
-        self._weights = {**WEIGHTS, **(OF_CLUSTER if on_cluster else {})}
+    def __init__(self, *, on_cluster: bool = False, kinds: Collection[str] | None = None) -> None:
+        """With `kinds`, only these happen."""
+        weights = {**WEIGHTS, **(OF_CLUSTER if on_cluster else {})}
+        self._weights = {kind: weight for kind, weight in weights.items() if kinds is None or kind in kinds}
         self.first_round = [kind for kind in _KILLS if kind in self._weights]
         """The faults with which every run begins, in random order and short succession."""
 
@@ -143,7 +145,7 @@ class Faults:
 
     def _distinct(self, chance: random.Random) -> Sequence[str]:
         kinds: list[str] = []
-        while len(kinds) < _ROUND:
+        while len(kinds) < min(_ROUND, len(self._weights)):
             [kind] = chance.choices([*self._weights], [*self._weights.values()])
             if kind not in kinds:
                 kinds.append(kind)

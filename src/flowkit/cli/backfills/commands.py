@@ -103,7 +103,7 @@ def create(
     if as_json:
         return output.document(view.as_json())
     backfill_, times = view.backfill, f"{view.backfill.total:,} nominal times of {name}"
-    if view.is_new:
+    if view.is_new and not view.backfill.state.ended:
         output.echo(f"created backfill {backfill_.backfill_id}: {times}")
     else:
         output.echo(f"backfill {backfill_.backfill_id} exists, with {times}: it is {backfill_.state.value}")

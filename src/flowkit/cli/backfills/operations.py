@@ -153,8 +153,8 @@ def print_backfill(view: BackfillView) -> None:
         )
     if backfill.state is BackfillState.CREATING:
         output.warn(
-            "its creation has not ended, or was interrupted: `flowkit backfill create` with the same arguments and "
-            "--id continues it, and `flowkit backfill cancel` ends it"
+            "its nominal times are being stored; if its creator was killed, an engine completes it, or "
+            "`flowkit backfill create` with the same arguments and --id"
         )
     elif not view.is_driven:
         output.warn(

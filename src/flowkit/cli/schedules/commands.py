@@ -139,6 +139,15 @@ def update(
     pause_on_failure: PauseOnFailure = None,
     params: Params = None,
     param: Param = None,
+    if_revision: Annotated[
+        int | None,
+        typer.Option(
+            "--if-revision",
+            min=0,
+            help="Refuse the update if the schedule has another revision than `flowkit schedule show` has shown, "
+            "because someone else has changed it meanwhile.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     *,
     where: Where,
@@ -151,7 +160,7 @@ def update(
 
     options = _options(cron, every, timezone, overlap, catchup, jitter, pause_on_failure)
     task = None if graph is None else read_scheduled(graph, params, param or ())
-    view = asyncio.run(update_schedule(where, name, task, params, param or (), options))
+    view = asyncio.run(update_schedule(where, name, task, params, param or (), options, if_revision))
     if as_json:
         return output.document(view.as_json())
     output.echo(f"updated schedule {name}: {view.times.text}")

@@ -75,16 +75,19 @@ async def update_schedule(
     params: str | None,
     single: Sequence[str],
     options: ScheduleOptions,
+    if_revision: int | None,
 ) -> ScheduleView:
     """Change a schedule, and return it."""
     pairs = read_pairs(single, "--param", "day=2026-01-31")
-    given = None if params is None else {**read_params(params), **pairs}
+    given = None if params is None else read_params(params)
     async with _schedules(where) as schedules:
         if task is not None:
-            return await schedules.update(name, graph=task.graph, params=task.params, **options)
-        if given is None and pairs:
-            given = {**(await schedules.show(name)).task["params"], **pairs}
-        return await schedules.update(name, params=given, **options)
+            return await schedules.update(
+                name, graph=task.graph, params=task.params, if_revision=if_revision, **options
+            )
+        return await schedules.update(
+            name, params=given, single_params=pairs, if_revision=if_revision, **options
+        )
 
 
 async def list_schedules(where: Where) -> list[ScheduleView]:
@@ -192,6 +195,9 @@ def print_schedule(view: ScheduleView) -> None:
     if not view.paused:
         output.echo(f"  next     {show_times(view.next_times[:_NEXT], times.timezone)}")
     output.echo(f"  tasks    {view.started:,} started{_losses(view)}")
+    output.echo(f"  revision {view.revision}")
+    for each in view.taken:
+        output.warn(str(each.reason))
     if view.problem:
         output.warn(
             f"the engine refuses the tasks of {view.name}: {truncate(view.problem, 4 * _REASON_CHARS)}; correct the "

@@ -7,6 +7,7 @@ import { instant, STATUSES } from "./words.js";
 // What has become of a nominal time of a schedule that has no task, or whose task no engine has begun.
 const TIMES = {
   refused: { symbol: "!", word: "refused" },
+  taken: { symbol: "≠", word: "taken" },
   no_task: { symbol: "–", word: "no task" },
   started: { symbol: "▷", word: "waits for an engine" },
   waiting: { symbol: "◷", word: "waiting" },
@@ -34,7 +35,7 @@ export class ScheduleList extends LiveList {
       this.rows,
       this.note,
       this.pages,
-      h("p", { class: "note" }, "No task: an earlier one ran, Temporal was down, the schedule was paused, or the task was purged. Such times are known since the last change of a schedule. Waiting: the task starts when an earlier one has ended. Refused: the graph or the params were not valid."),
+      h("p", { class: "note" }, "No task: an earlier one ran, Temporal was down, the schedule was paused, or the task was purged. Such times are known since the last change of a schedule. Waiting: the task starts when an earlier one has ended. Refused: the graph or the params were not valid. Taken: something else than the schedule has started a workflow with the id of the task."),
     );
     await this.live.follow();
   }
@@ -112,7 +113,7 @@ function square({ name, timezone }, time, reached) {
     "data-key": `${name} ${time.at}`, "data-schedule": name, "data-at": time.at,
   };
   const symbol = h("span", { "aria-hidden": "true" }, symbolOf(time.status));
-  return time.task_id && time.status !== "started" ? h("a", { ...attributes, href: `?${new URLSearchParams({ task: time.task_id })}` }, symbol) : h("span", { ...attributes, role: "img" }, symbol);
+  return time.task_id && !["started", "taken"].includes(time.status) ? h("a", { ...attributes, href: `?${new URLSearchParams({ task: time.task_id })}` }, symbol) : h("span", { ...attributes, role: "img" }, symbol);
 }
 
 function describe({ at, status, reason }, timezone) {
@@ -127,7 +128,7 @@ function summary(times, timezone) {
 }
 
 function legend() {
-  const shown = ["finished", "failed", "refused", "cancelled", "running", "started", "waiting", "no_task", "due"];
+  const shown = ["finished", "failed", "refused", "taken", "cancelled", "running", "started", "waiting", "no_task", "due"];
   return h("ul", { class: "square-legend", "aria-label": "Legend" }, shown.map((status) => h("li", {},
     h("span", { class: `square ${status}`, "aria-hidden": "true" }, symbolOf(status)), wordOf(status))));
 }
