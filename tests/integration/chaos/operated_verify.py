@@ -70,7 +70,10 @@ class OperatedComparison(Comparison):
         )
 
     def _chosen(self, node: NodePlan, ends: Mapping[str, NodeEnd]) -> NodeEnd:
-        """Return that of the allowed ends of a node which it shows; the first one if it shows none."""
+        """Return that of the allowed ends of a node which it shows; the first one if it shows none.
+
+        Which of several reasons a skipped node has depends on the order of events, and decides whether gates tolerate it.
+        """
         entry = self.entries[node.node_id]
         if entry["status"] == CANCELLED or entry.get("skip_reason") in _BY_TASK:
             # What it has stored is a part of what it would have stored. So is that of an inline attempt
@@ -80,7 +83,12 @@ class OperatedComparison(Comparison):
             return replace(end_of_run(node, ends), status=CANCELLED, reasons=reasons)
         allowed = self._allowed(node, ends)
         shown = (each for each in allowed if self._shows(each, entry))
-        return next(shown, allowed[0])
+        end, reason = next(shown, allowed[0]), entry.get("skip_reason")
+        return (
+            replace(end, reasons=frozenset([reason]))
+            if end.status == SKIPPED and reason in end.reasons
+            else end
+        )
 
     def _shows(self, end: NodeEnd, entry: Fields) -> bool:
         code = str(entry.get("last_error")).partition(":")[0]
