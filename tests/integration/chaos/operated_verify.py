@@ -72,7 +72,8 @@ class OperatedComparison(Comparison):
     def _chosen(self, node: NodePlan, ends: Mapping[str, NodeEnd]) -> NodeEnd:
         """Return that of the allowed ends of a node which it shows; the first one if it shows none.
 
-        Which of several reasons a skipped node has depends on the order of events, and decides whether gates tolerate it.
+        Which of several reasons a skipped node has depends on the order of events. It decides whether gates tolerate
+        the node.
         """
         entry = self.entries[node.node_id]
         if entry["status"] == CANCELLED or entry.get("skip_reason") in _BY_TASK:
