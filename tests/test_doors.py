@@ -402,10 +402,9 @@ DOORS: Final[Mapping[str, Row]] = {
             PAGE,
             "reading_needs_a_token_with_the_right_to_read",
             "only_the_files_of_the_page_are_public",
-            "a_stream_ends_when_its_token_is_revoked",
         ),
         Attack.NO_RIGHT: of(PAGE, "actions_need_the_right_to_operate_and_carry_the_actor"),
-        Attack.AMPLIFICATION: of(FEED, "two_hundred_viewers_of_a_task_cost_one_poll")
+        Attack.AMPLIFICATION: of(FEED, "two_hundred_pages_of_a_task_cost_one_poll")
         + of("page/test_shared.py", "pages_that_ask_at_once_share_one_read_also_if_the_first_one_leaves"),
         Attack.REGULAR_EXPRESSION: Reason("its calls have ids and values, and no patterns"),
         Attack.SECRET: of(

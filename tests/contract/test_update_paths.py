@@ -105,6 +105,7 @@ async def test_no_update_of_a_whole_task_names_a_path_twice() -> None:
         "$unset",
         "$inc",
         "$max",
+        "$min",
         "$push",
         "$setOnInsert",
     }

@@ -142,7 +142,8 @@ def every_error() -> set[type[FlowKitError]]:
     found = {FlowKitError}
     while more := {sub for one in found for sub in one.__subclasses__()} - found:
         found |= more
-    return {error for error in found if error.__module__.startswith("flowkit")}
+    named = (error for error in found if error.__module__.startswith("flowkit"))
+    return {error for error in named if not error.__name__.startswith("_")}
 
 
 def test_every_error_is_described_under_its_code() -> None:

@@ -188,7 +188,7 @@ async def test_killed_child_stops_holding_its_parent(harness: Harness) -> None:
     assert len(await stored(harness, task_id)) == 60
     assert (await harness.node(task_id, "child"))["status"] != "finished"
     harness.worker_process("Paced")
-    await finished(harness, task_id, int(EVENT_TIMEOUT_SEC))
+    await finished(harness, task_id, 60)
 
 
 async def test_deferred_child_does_not_hold_its_parent(harness: Harness) -> None:

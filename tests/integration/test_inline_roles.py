@@ -146,7 +146,16 @@ VOLATILE = {
     "worker_id",
     "created_at",
 }
-VOLATILE |= {"updated_at", "started_at", "finished_at", "last_event_recv_ms", "at", "ts", "closed_run_id"}
+VOLATILE |= {
+    "updated_at",
+    "started_at",
+    "attempt_ended_at",
+    "finished_at",
+    "last_event_recv_ms",
+    "at",
+    "ts",
+    "closed_run_id",
+}
 VOLATILE |= {
     "next_retry_at_ms",
     "recv_ts_ms",

@@ -49,6 +49,7 @@ _PAUSES = (
     (slot_leaks, "_IDLE_TICK_SEC"),
     (role_lease, "LOST_SEC"),
     (gauges, "EVERY_SEC"),
+    (gauges, "_CHECK_SEC"),
     (auth, "CACHE_SEC"),
 )
 """The pauses of loops that would run meanwhile, whatever is on the way."""

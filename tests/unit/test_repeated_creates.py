@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus
+from temporalio.common import TypedSearchAttributes
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
 from flowkit import limits
@@ -38,6 +39,7 @@ class Temporal:
     task_queue = "q"
     workflow_type = temporal_names.TASK
     status = RUNNING
+    typed_search_attributes = TypedSearchAttributes.empty
 
     def __init__(self) -> None:
         self.memo: dict[str, Any] | None = None

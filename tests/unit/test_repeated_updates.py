@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus, WorkflowUpdateRPCTimeoutOrCancelledError
+from temporalio.common import TypedSearchAttributes
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import client as flowkit_client
@@ -38,6 +39,7 @@ class Temporal:
             status=WorkflowExecutionStatus.RUNNING,
             memo_value=no_marker,
             task_queue="q",
+            typed_search_attributes=TypedSearchAttributes.empty,
         )
 
     async def execute_update(self, *_: object, id: str, result_type: type) -> dict[str, Any]:

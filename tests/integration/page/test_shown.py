@@ -321,7 +321,7 @@ def show(capsys: CaptureFixture[str], *lines: str) -> None:
 @pytest.mark.parametrize(
     ("tasks", "page_sec", "list_sec"),
     [
-        pytest.param(FEW, EVENT_TIMEOUT_SEC, EVENT_TIMEOUT_SEC, id="few"),
+        pytest.param(FEW, EVENT_TIMEOUT_SEC, EVENT_TIMEOUT_SEC, id="few", marks=pytest.mark.nightly),
         pytest.param(TASKS, PAGE_SEC, LIST_SEC, id="many", marks=pytest.mark.nightly),
     ],
 )
