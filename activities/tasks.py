@@ -52,8 +52,8 @@ from flowkit.models import (
     temporal_names,
 )
 from flowkit.models.columns import unpack
-from flowkit.models.ownership import OwnerKind, reserved_for
-from flowkit.text import shown
+from flowkit.models.ownership import OwnerKind
+from flowkit.validation.arguments import reserved_id_problem
 from flowkit.validation.storable import storage_problems
 
 if TYPE_CHECKING:
@@ -368,11 +368,9 @@ def _check_id(opening: OpenTask) -> None:
 
     It would take the id from a coming task of a schedule, or pass for one of the past. Nothing is written for it.
     """
-    reserved = reserved_for(opening.task_id)
-    if reserved is None or opening.scheduled_at is not None or opening.rerun is not None:
+    if opening.scheduled_at is not None or opening.rerun is not None:
         return
-    if OwnerKind.FLOW not in reserved.kinds:
-        problem = f"task_id is {shown(opening.task_id)}; {reserved.text}; choose another id"
+    if (problem := reserved_id_problem(opening.task_id, "task_id", OwnerKind.FLOW)) is not None:
         _logger.warning("a task that a client of Temporal has started is refused: %s", problem)
         TASKS_REFUSED.add(TaskIdTaken.code)
         raise GraphError([problem])

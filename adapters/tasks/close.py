@@ -15,11 +15,11 @@ from flowkit.adapters.tasks.record import (
     NODES_OF_ONE_UPDATE,
     REVISION,
     chunks,
-    ends_of_attempts,
     list_actions,
     node_fields,
     omitted_changes,
     unset_of_decisions,
+    update_of,
 )
 from flowkit.adapters.tasks.room import SHORT_ERROR_CHARS
 from flowkit.core.instruments import NODES_CLOSED, TASKS_CLOSED, is_measured
@@ -103,13 +103,7 @@ class Closing:
                 return
         removed = unset_of_decisions(close.nodes)
         fields = end_fields(close, stored_nodes, room) | _merged(last)
-        kept = ends_of_attempts(close.nodes, close.at)
-        update = {
-            "$set": fields,
-            **({"$unset": removed} if removed else {}),
-            **({"$min": kept} if kept else {}),
-        }
-        await self._tasks.update_one(own, update)
+        await self._tasks.update_one(own, update_of(fields, removed, close.nodes, close.at))
 
 
 def _merged(changes: Any) -> Fields:

@@ -261,8 +261,13 @@ def _update(record: RecordTask, nodes: Sequence[NodeRecord], fields: Fields) -> 
     for node in nodes:
         condition |= _node_filter(node)
         fields = fields | node_fields(node, record.at, record.run_id)
-    kept = ends_of_attempts(nodes, record.at)
-    return condition, {
+    return condition, update_of(fields, removed, nodes, record.at)
+
+
+def update_of(fields: Fields, removed: Fields, nodes: Sequence[NodeRecord], at: float) -> Fields:
+    """Return the update that sets and removes fields, and notes the ends of the attempts of these nodes."""
+    kept = _ends_of_attempts(nodes, at)
+    return {
         "$set": fields,
         **({"$unset": removed} if removed else {}),
         **({"$min": kept} if kept else {}),
@@ -309,7 +314,7 @@ def _finished_by_attempt(node: NodeRecord, stored_nodes: list[Fields], run_id: s
     return replace(node, epoch=epoch) if finished else None
 
 
-def ends_of_attempts(nodes: Sequence[NodeRecord], at: float) -> Fields:
+def _ends_of_attempts(nodes: Sequence[NodeRecord], at: float) -> Fields:
     """Return the `$min` that notes when the latest attempts of nodes ended without finishing them.
 
     The first transition after the end of an attempt says it. Later ones, such as a decision, change nothing.

@@ -779,7 +779,7 @@ class TaskClient:
 
         A task that waits for admission then ends without starting. FlowKit stores `reason` in the task
         document and cuts it to 1,000 characters. Raise ActionRejected if `if_state` is that of another run
-        (`preconditions.run_state`), and StoreUnavailable if Temporal does not know the task and MongoDB does not
+        (`preconditions.run_of`), and StoreUnavailable if Temporal does not know the task and MongoDB does not
         respond.
         """
         if await self.cancel_workflow(task_id, reason=reason, if_state=if_state):

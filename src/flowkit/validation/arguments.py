@@ -54,9 +54,8 @@ def new_task_id_problem(
 
     `kind` says what starts the task: some ids are reserved for one kind of owner.
     """
-    reserved = reserved_for(value) if isinstance(value, str) else None
-    if reserved is not None and kind not in reserved.kinds:
-        return f"{name} is {shown(value)}; {reserved.text}; choose another id"
+    if isinstance(value, str) and (problem := reserved_id_problem(value, name, kind)) is not None:
+        return problem
     bad = name_bad_character(value, _is_deceptive)
     good = is_task_id(value) and not bad and not has_blank_end(value)
     wanted = (
@@ -64,6 +63,14 @@ def new_task_id_problem(
         f"get a new UUID{bad}"
     )
     return _problem(name, value, good, wanted)
+
+
+def reserved_id_problem(value: str, name: str, kind: OwnerKind) -> str | None:
+    """Return that an id is reserved for other kinds of owners than `kind`; None if it is not."""
+    reserved = reserved_for(value)
+    if reserved is None or kind in reserved.kinds:
+        return None
+    return f"{name} is {shown(value)}; {reserved.text}; choose another id"
 
 
 def schedule_name_problem(value: object) -> str | None:

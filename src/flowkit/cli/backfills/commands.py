@@ -107,10 +107,12 @@ def create(
         output.echo(f"created backfill {backfill_.backfill_id}: {times}")
     else:
         output.echo(f"backfill {backfill_.backfill_id} exists, with {times}: it is {backfill_.state.value}")
-    output.note(
-        f"  follow it  {shell_command('flowkit backfill status', view.backfill.backfill_id, options=['--follow'])}"
-    )
+    _hint_at_following(view.backfill.backfill_id)
     return None
+
+
+def _hint_at_following(backfill_id: str) -> None:
+    output.note(f"  follow it  {shell_command('flowkit backfill status', backfill_id, options=['--follow'])}")
 
 
 @backfill.command("list", epilog=EPILOG)
@@ -192,9 +194,7 @@ def retry_failed(backfill_id: Id, as_json: AsJson = False, *, where: Where) -> N
     if count:
         times = count_of(count, "failed nominal time")
         output.echo(f"{times} of backfill {backfill_id} {'starts' if count == 1 else 'start'} again")
-        output.note(
-            f"  follow it  {shell_command('flowkit backfill status', backfill_id, options=['--follow'])}"
-        )
+        _hint_at_following(backfill_id)
     else:
         output.echo(f"backfill {backfill_id} continues")
     return None
