@@ -591,7 +591,9 @@ fake.shows("pause", 1, "s1", { a: "running" });
 async def test_a_dialog_looks_again_when_the_task_changes_under_it_says_what_changed_and_asks_anew(
     fake: Open,
 ) -> None:
-    """What is applied carries what the dialog has shown. A refusal, or no answer, also makes it look again."""
+    """What is applied carries what the dialog has shown. A refusal, or no answer, also makes it look again. What has
+    changed since it was opened stays on it.
+    """
     page = await fake(SHOWN, node="a")
     await page.evaluate(f"fake.send(1, {RUNNING})")
     await page.get_by_role("button", name="Retry", exact=True).click()
@@ -623,6 +625,7 @@ async def test_a_dialog_looks_again_when_the_task_changes_under_it_says_what_cha
         "delete fake.status['task/actions/retry_node'];"
         "fake.send(3, [{ status: 'failed', attempt: 2 }, {}, {}])"
     )
+    await expect(dialog.get_by_role("alert")).to_contain_text("another action was applied")
     await expect(button).to_be_enabled()
     await button.click()
     await expect(dialog).to_be_hidden()

@@ -185,6 +185,7 @@ function confirmAction(taskId, action, given, now) {
   const dialog = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   const input = () => ({ ...given, ...action.given, ...read(form, action) });
   let seen = null; // the preview that is shown, and that the button confirms
+  let first = null; // the one shown first for the form as it is: changes are told since then, so a later one hides none
   let edits = 0; // of the form
   let looking = null; // for how many edits a look is on its way
   let again = false;
@@ -203,7 +204,8 @@ function confirmAction(taskId, action, given, now) {
     try {
       const found = await call(taskId, action.name, input(), true);
       if (turn !== edits || applying) return;
-      if (!seen || !isSame(seen, found)) show(found, seen && changesOf(seen, found, guards(action, input())));
+      first ??= found;
+      if (!seen || !isSame(seen, found)) show(found, changesOf(first, found, guards(action, input())));
     } catch (error) {
       if (turn !== edits || applying) return;
       // A server that does not respond says nothing about what is shown, which it checks when it applies the action.
@@ -227,7 +229,7 @@ function confirmAction(taskId, action, given, now) {
   };
   // What is shown must be what is applied, so a change takes the button until its effect is known.
   form.addEventListener("input", () => {
-    seen = null;
+    seen = first = null;
     edits += 1;
     ready();
     clearTimeout(dialog.timer);
