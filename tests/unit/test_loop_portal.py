@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -79,3 +79,37 @@ async def test_a_second_cancel_ends_the_wait_at_once(portal: LoopPortal) -> None
 
     assert started.cancelled()
     portal.call(end.set)
+
+
+async def test_a_cancel_after_a_change_that_the_work_waits_for_does_not_reach_its_clean_up(
+    portal: LoopPortal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even if the other loop does all that it can after each thing that is scheduled on it."""
+    begun, flag, release, cleaned = threading.Event(), asyncio.Event(), asyncio.Event(), threading.Event()
+    loop = portal._loop
+    schedule = loop.call_soon_threadsafe
+
+    def until_done(*args: Any, **kwargs: Any) -> asyncio.Handle:
+        handle = schedule(*args, **kwargs)
+        for _ in range(10):
+            turn = threading.Event()
+            schedule(turn.set)
+            turn.wait()
+        return handle
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await flag.wait()
+        finally:
+            await release.wait()
+            cleaned.set()
+
+    started = portal.start(work())
+    await asyncio.to_thread(begun.wait)
+    monkeypatch.setattr(loop, "call_soon_threadsafe", until_done)
+    portal.cancel(started, flag.set)
+    monkeypatch.undo()
+    portal.call(release.set)
+    await asyncio.wait([started])
+    assert cleaned.is_set()

@@ -17,7 +17,7 @@ from collections import Counter
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from temporalio import activity
@@ -438,8 +438,7 @@ class Attempt:
         """Cancel the work, and wait a while for its end. Functions on threads must ask for the cancel."""
         if work.done():
             return
-        self._worker.portal.call(self._executor.show_end, reason, IGNORED_SEC)
-        work.cancel()
+        self._worker.portal.cancel(work, partial(self._executor.show_end, reason, IGNORED_SEC))
         _, hanging = await asyncio.wait([work], timeout=IGNORED_SEC)
         if hanging:
             _logger.warning("node %s does not stop; its worker continues without it", self._attempt.node_id)

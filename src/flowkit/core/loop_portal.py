@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine
+    from collections.abc import Callable, Collection, Coroutine
     from concurrent.futures import Future
 
 T = TypeVar("T")
@@ -71,6 +71,17 @@ class LoopPortal:
             return asyncio.create_task(work)
         return _RemoteTask(self._loop, work)
 
+    def cancel(self, work: asyncio.Future[Any], before: Callable[[], None]) -> None:
+        """Call `before` on the portal's loop and cancel `work`, which `start` has returned, as one step.
+
+        Work that waits for what `before` changes would otherwise go on first, and the cancel would reach its clean-up.
+        """
+        if isinstance(work, _RemoteTask):
+            work.cancel_after(before)
+        else:
+            before()
+            work.cancel()
+
     def call(self, function: Any, *args: Any) -> None:
         """Schedule a call of `function` on the portal's loop. This method is safe to call from any thread."""
         self._loop.call_soon_threadsafe(function, *args)
@@ -96,11 +107,18 @@ class _RemoteTask(asyncio.Future[T]):
             self._remote.call_soon_threadsafe(self._cancel_task if first else self._abandon_task)
         return first or super().cancel(msg)
 
+    def cancel_after(self, before: Callable[[], None]) -> None:
+        """Call `before` and cancel the task, without a step of the task in between."""
+        self._is_cancelling = True
+        with suppress(RuntimeError):  # The remote loop is closed.
+            self._remote.call_soon_threadsafe(self._cancel_task, before)
+
     def _begin(self, work: Coroutine[Any, Any, T]) -> None:
         self._task = self._remote.create_task(work)
         self._task.add_done_callback(self._end)
 
-    def _cancel_task(self) -> None:
+    def _cancel_task(self, before: Callable[[], None] = lambda: None) -> None:
+        before()
         if self._task is not None:
             self._task.cancel()
 
