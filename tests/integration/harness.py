@@ -8,13 +8,14 @@ import os
 import sys
 import time
 import uuid
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from motor.motor_asyncio import AsyncIOMotorClient
 from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.workflowservice.v1 import ResetStickyTaskQueueRequest
-from temporalio.client import WorkflowFailureError
+from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError, WorkflowQueryFailedError
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit import Coordinator, CoordinatorConfig, WorkerConfig
@@ -44,6 +45,8 @@ EVENT_TIMEOUT_SEC = 200.0
 
 The time limit of a test, `timeout` in pyproject.toml, is longer.
 """
+QUERY_SEC = 5
+"""How long a query waits for an engine."""
 
 ROOT = Path(__file__).parents[2]
 FLOWKIT = Path(sys.executable).parent / "flowkit"
@@ -223,13 +226,34 @@ class Harness:
         return await self._eventually(task_id, look)
 
     async def until_node(self, task_id: str, node_id: str, status: str, epoch: int = 1) -> dict[str, Any]:
-        """Wait until the node has `status` at `epoch` or later, and return its entry."""
+        """Wait until the node has `status` at `epoch` or later, and return its entry.
+
+        An attempt writes that it has finished before its workflow knows it, and may reject an action: wait for both.
+        """
 
         async def look() -> dict[str, Any] | None:
             node: dict[str, Any] = await self.node(task_id, node_id)
             return node if node["status"] == status and node["attempt_epoch"] >= epoch else None
 
-        return await self._eventually(task_id, look)
+        found = await self._eventually(task_id, look)
+        if status == "finished":
+            await self._eventually(task_id, lambda: self._does_workflow_know_end(task_id, node_id))
+        return found
+
+    async def _does_workflow_know_end(self, task_id: str, node_id: str) -> bool:
+        """Return whether a node is over for its workflow, too. One that has ended, or has no engine, is not asked."""
+        handle = await self.handle(task_id)
+        if (await handle.describe()).status is not WorkflowExecutionStatus.RUNNING:
+            return True
+        try:
+            view = await handle.query(Task.status, rpc_timeout=timedelta(seconds=QUERY_SEC))
+        except (RPCError, WorkflowQueryFailedError):
+            return True
+        return all(
+            each["status"] not in ("queued", "running")
+            for each in view["nodes"]
+            if each["node_id"] == node_id
+        )
 
     async def until_batches(self, task_id: str, node_id: str, count: int) -> None:
         """Wait until the node has stored `count` batches."""

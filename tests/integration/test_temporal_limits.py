@@ -35,14 +35,20 @@ FAILING_NODES = 250
 
 
 def most_in_flight(history: WorkflowHistory) -> int:
-    """Return the largest number of attempts in flight."""
+    """Return the largest number of attempts in flight. On a slow machine, some are lost and run again."""
     open_attempts: set[int] = set()
     most = 0
     for event in history.events:
         scheduled = event.activity_task_scheduled_event_attributes
         if scheduled.activity_id and scheduled.activity_type.name not in OWN:
             open_attempts.add(event.event_id)
-        open_attempts.discard(event.activity_task_completed_event_attributes.scheduled_event_id)
+        for end in (
+            event.activity_task_completed_event_attributes,
+            event.activity_task_failed_event_attributes,
+            event.activity_task_timed_out_event_attributes,
+            event.activity_task_canceled_event_attributes,
+        ):
+            open_attempts.discard(end.scheduled_event_id)
         most = max(most, len(open_attempts))
     return most
 

@@ -17,6 +17,7 @@ from coverage import Coverage
 
 from flowkit.attempt import role_lease
 from flowkit.bridge import commands, service
+from flowkit.bridge.kafka import consumer
 from flowkit.engine import gauges, slot_leaks
 from flowkit.server import auth
 
@@ -46,6 +47,7 @@ _PAUSES = (
     (service, "TICK_SEC"),
     (service, "MEASURE_SEC"),
     (commands, "_OTHERS_SEC"),
+    (consumer, "PROBE_SEC"),
     (slot_leaks, "_IDLE_TICK_SEC"),
     (role_lease, "LOST_SEC"),
     (gauges, "EVERY_SEC"),
