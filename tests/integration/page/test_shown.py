@@ -22,17 +22,12 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import pytest
 
-from flowkit.adapters.tasks.store import TaskStore
-from flowkit.client import TaskCatalog, TaskClient
-from flowkit.page.process import PageProcess, PageSettings
-from flowkit.reading.state import Servers
-from tests.integration.chaos import typed
-from tests.integration.chaos.handlers import Planned, count, touching
+from flowkit.local.ports import free_port
 from tests.integration.chaos.operated import LargeDrawing, NativeOperatedDrawing, with_policy
 from tests.integration.chaos.operators import Operator
-from tests.integration.chaos.plans import INLINE_ROLE, PRINTER, ROLES, TOUCH
 from tests.integration.chaos.tasks import drawn_task
 from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, wait_seconds
+from tests.integration.page import engine_and_worker
 from tests.integration.page.surfaces import PageReader, read_browser, read_truth
 from tests.page.browser import open_browser, open_page
 
@@ -327,35 +322,29 @@ def show(capsys: CaptureFixture[str], *lines: str) -> None:
 )
 async def test_the_page_shows_what_documents_and_histories_say(
     short_runs: Harness,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: CaptureFixture[str],
     tasks: int,
     page_sec: float,
     list_sec: float,
 ) -> None:
-    monkeypatch.setattr(typed, "BEHAVES", True)
-    handlers: dict[str, Any] = {
-        each.role: each for each in (*(Planned(role, behaves=True) for role in ROLES), *typed.TYPED)
-    }
-    inline = {role: handlers.pop(role) for role in (INLINE_ROLE, PRINTER)}
-    touch = touching(partial(count, short_runs.db.touches))
-    await short_runs.engine(inline, **{TOUCH: touch})
-    await short_runs.worker(handlers, concurrency=OPEN)
-    client = await short_runs.client()
-    owner = TaskClient(client, TaskStore(short_runs.db), queue=short_runs.queue, any_queue=True)
-    servers = Servers(temporal=client, tasks=owner, catalog=TaskCatalog(short_runs.db), db=short_runs.db)
-    process = PageProcess(servers, PageSettings(addresses=[("127.0.0.1", 0)]))
+    port = str(free_port())
+    short_runs.process(str(OPEN), short_runs.config_json(), module=engine_and_worker.__name__)
+    page = short_runs.process("ui", "--port", port)
     limits = defaultdict(lambda: page_sec, list=list_sec)
-    await process.start()
-    try:
-        async with AsyncExitStack() as stack:
-            session = await stack.enter_async_context(
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None))
-            )
-            browser = await stack.enter_async_context(open_browser())
-            address = f"http://127.0.0.1:{process.ports[0]}"
-            checker = Checker(short_runs, session, address, browser, limits, partial(show, capsys))
-            problems = await checker.run(tasks)
-    finally:
-        await process.stop()
+    async with AsyncExitStack() as stack:
+        session = await stack.enter_async_context(aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(None)))
+        browser = await stack.enter_async_context(open_browser())
+        address = f"http://127.0.0.1:{port}"
+        await eventually(partial(_answers, session, address))
+        checker = Checker(short_runs, session, address, browser, limits, partial(show, capsys))
+        problems = await checker.run(tasks)
+    assert page.poll() is None, "the page's server has ended"
     assert not problems, "\n".join(problems)
+
+
+async def _answers(session: aiohttp.ClientSession, address: str) -> bool:
+    try:
+        async with session.get(address) as response:
+            return response.status == 200
+    except aiohttp.ClientError:
+        return False
