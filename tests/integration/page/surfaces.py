@@ -1,7 +1,8 @@
 """What the page shows of a task, on each of its surfaces, and what its document and Temporal say instead.
 
 A surface is a mapping from names of values to values: `status`, `seconds` and `total` of the task, and of each node
-`node:state` (its status and attempt), `node:aside`, `node:batches` and `node:seconds`.
+`node:state` (its status and attempt), `node:aside`, `node:batches` and `node:seconds`. The timeline has
+`node:attempt`, the latest one, and `node:ATTEMPT:seconds`.
 """
 
 from __future__ import annotations
@@ -174,7 +175,9 @@ class PageReader:
             began = each["began_at"]
             name = each["node_id"]
             shown[f"{name}:attempt"] = each["attempt"]
-            shown[f"{name}:seconds"] = None if began is None or until is None else max(0.0, until - began)
+            shown[f"{name}:{each['attempt']}:seconds"] = (
+                None if began is None or until is None else max(0.0, until - began)
+            )
         return {"timeline": shown}
 
     async def attempts(self, since: float) -> list[dict[str, Any]]:

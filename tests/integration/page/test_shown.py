@@ -126,11 +126,12 @@ def _same(name: str, shown: Any, value: Any, tolerance: float) -> bool:
 
 def expected_of(truth: Mapping[str, Any]) -> dict[str, Any]:
     """Return the truth with what the timeline shows: the latest attempt of each node that has begun one."""
-    latest = {
-        f"{name.removesuffix(':seconds')}:attempt": truth[f"{name.removesuffix(':seconds')}:state"][1]
-        for name, value in truth.items()
-        if name.endswith(":seconds") and value is not None
-    }
+    latest: dict[str, Any] = {}
+    for name, value in truth.items():
+        if name.endswith(":seconds") and value is not None:
+            node = name.removesuffix(":seconds")
+            _, attempt = truth[f"{node}:state"]
+            latest |= {f"{node}:attempt": attempt, f"{node}:{attempt}:seconds": value}
     return {**truth, **latest}
 
 
