@@ -26,6 +26,7 @@ from flowkit.core.user_code import (
     UserCodeError,
     contain_tasks,
     contained,
+    current_frames,
     error_text,
     place_of,
     warn_of_blocked_loops,
@@ -608,3 +609,35 @@ def test_hook_that_still_blocks_the_loop_is_named_with_its_line(
         r"stay of node 'a' of task t has blocked .* s, at tests/unit/test_user_code\.py:\d+ in test_\w+\.stay: ",
         warning.getMessage(),
     )
+
+
+COLLECTS_IN_EVERY_CALL = """
+import gc, sys, threading, time
+from flowkit.core.user_code import current_frames
+
+class LetsOthersRun:
+    def __del__(self):
+        time.sleep(0)
+
+def start_threads():
+    while True:
+        started = threading.Thread(target=int)
+        started.start()
+        started.join()
+
+for _ in range(2):
+    threading.Thread(target=start_threads, daemon=True).start()
+gc.set_threshold(1)
+for _ in range(1_000):
+    cycle = [LetsOthersRun()]
+    cycle.append(cycle)
+    del cycle
+    current_frames()
+assert gc.isenabled()
+"""
+
+
+def test_a_look_at_what_threads_run_does_not_stop_the_process_if_garbage_is_collected_meanwhile() -> None:
+    """With `sys._current_frames` alone, Python 3.11 stops within a second."""
+    subprocess.run([sys.executable, "-c", COLLECTS_IN_EVERY_CALL], check=True, timeout=EVENT_TIMEOUT_SEC)
+    assert threading.get_ident() in current_frames()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import inspect
 import logging
 import os
@@ -120,6 +121,8 @@ _caller: ContextVar[_Caller | None] = ContextVar("flowkit_caller", default=None)
 _steps: dict[int, Contained[Any]] = {}
 """The coroutine that each thread runs at present."""
 
+_reading_frames = threading.Lock()
+
 _pid = os.getpid()
 """The id of this process, without a call of the system."""
 
@@ -212,13 +215,19 @@ class Contained(Coroutine[Any, Any, T]):
         with contained:
             self._inner.close()
 
+    @property
+    def is_blocking(self) -> bool:
+        """Whether user code has kept its thread for too long, which is not known yet."""
+        is_late = time.monotonic() - self._began_at >= BLOCKED_SEC
+        return is_late and self._caller is not None and not self._caller.has_warned and not self._is_ours()
+
     def warn_if_blocking(self, frame: FrameType | None = None) -> None:
         """Log a warning if user code has kept its thread for too long.
 
         `frame` is what the thread runs, if it still does.
         """
         caller, seconds = self._caller, time.monotonic() - self._began_at
-        if seconds < BLOCKED_SEC or caller is None or caller.has_warned or self._is_ours():
+        if caller is None or not self.is_blocking:
             return
         caller.has_warned = True
         stack = [*walk_stack(frame)][::-1] if frame is not None else []
@@ -247,9 +256,26 @@ class Contained(Coroutine[Any, Any, T]):
 
 def warn_of_blocked_loops() -> None:
     """Log a warning for each hook that blocks an event loop at present. Call this on another thread."""
-    frames = sys._current_frames()
-    for thread, step in [*_steps.items()]:
+    blocking = [(thread, step) for thread, step in [*_steps.items()] if step.is_blocking]
+    frames = current_frames() if blocking else {}
+    for thread, step in blocking:
         step.warn_if_blocking(frames.get(thread))
+
+
+def current_frames() -> dict[int, FrameType]:
+    """Return what each thread runs at present.
+
+    In Python 3.11, a garbage collection during the call may stop the whole process for ever
+    (https://github.com/python/cpython/issues/106883), so none begins.
+    """
+    with _reading_frames:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames()
+        finally:
+            if collects:
+                gc.enable()
 
 
 def is_coroutine(work: Any) -> TypeGuard[Coroutine[Any, Any, Any]]:
