@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from cachetools import LRUCache
 
 from flowkit import reason_codes
-from flowkit.adapters.dispatches import CancelRequest
+from flowkit.adapters.dispatches import CancelRequest, OutcomeKind
 from flowkit.adapters.metrics import BadMetrics
 from flowkit.adapters.mongo import gather_writes
 from flowkit.adapters.worker_events import WorkerEvent
@@ -401,14 +401,17 @@ class StatusEvents:
                 self._supervisor.update_record(kept)
 
     async def _deliver(self, run: PolledNode, ended: Dispatch, event: StatusEvent) -> None:
-        """Start the delivery of the outcome of an event. It counts as cancelled if a cancel flag was set before.
+        """Start the delivery of the outcome of an event. It counts as cancelled if a cancel was requested, or a cancel
+        flag set, before.
 
         The flags are read while the outcome is stored, because a node would wait for both. If the bridge is killed in
         between, the end counts as if it had come before the flag.
         """
         try:
+            request = ended.cancel
             if (flag := await self._read_flag(run, ended)) is not None:
                 request = CancelRequest(reason=flag.reason, at=run.at)
+            if request is not None and not (ended.outcome and ended.outcome.kind is OutcomeKind.CANCELLED):
                 cancelled = replace(ended, cancel=request)
                 cancelled = replace(cancelled, outcome=outcome_of(cancelled, event, run.at))
                 await self._context.db(lambda: self._stores.dispatches.count_as_cancelled(cancelled))

@@ -104,12 +104,18 @@ async def test_end_of_an_external_node_waits_for_two_round_trips() -> None:
     assert bridge.temporal.ends == [("done", 2)]
 
 
-async def test_end_after_a_flag_that_no_bridge_has_read_yet_counts_as_cancelled() -> None:
-    """H11."""
+@pytest.mark.parametrize("is_flag", [True, False], ids=["flag", "request"])
+async def test_end_after_a_cancel_that_this_bridge_has_not_read_yet_counts_as_cancelled(
+    is_flag: bool,
+) -> None:
+    """H11. The flag is read, and the request stored, while the outcome is stored."""
     bridge = Bridge()
     record = await bridge.running()
-    flag = {"coordinator.cancelled": True, "coordinator.cancel_reason": "budget"}
-    await bridge.db.tasks.update_one({"id": TASK}, {"$set": flag})
+    if is_flag:
+        flag = {"coordinator.cancelled": True, "coordinator.cancel_reason": "budget"}
+        await bridge.db.tasks.update_one({"id": TASK}, {"$set": flag})
+    else:
+        await bridge.store.request_cancel(record.key, "budget", AT)
     await bridge.done()
     assert [end for end, _ in bridge.temporal.ends] == ["cancelled"]
     stored = (await bridge.store.find_all([record.key]))[record.key]
