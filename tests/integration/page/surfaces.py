@@ -126,9 +126,12 @@ class PageReader:
     def _address(self, call: str, **query: Any) -> str:
         return f"{self._base}{PREFIX}/{call}?{urlencode({'task_id': self._task_id, **query})}"
 
-    def head_and_nodes(self) -> dict[str, Surface]:
-        """Return what the head and the nodes show now; nothing while the page says that it is not live."""
-        if not self._message or self._message["problem"]:
+    def head_and_nodes(self, since: float = 0.0) -> dict[str, Surface]:
+        """Return what the head and the nodes show now, as of a time or later.
+
+        Nothing while the page says that it is not live.
+        """
+        if not self._message or self._message["problem"] or self._message["at"] < since:
             return {}
         task, now = self._message["task"], time.time()
         since = 0.0 if task["closed"] else max(0.0, now - self._message["at"])
@@ -155,10 +158,10 @@ class PageReader:
         shown = {"status": "status", "seconds": "seconds", "total": "total_seconds"}
         return {"list": {name: lines[0][key] for name, key in shown.items()}} if lines else {}
 
-    async def explanation(self) -> dict[str, Surface]:
-        """Return what Explain shows as of now; its parts sum to its seconds. A shared one that is older says so."""
+    async def explanation(self, since: float) -> dict[str, Surface]:
+        """Return what Explain shows as of a time or later; its parts sum to its seconds. A shared one may be older."""
         found = await self._get("task/explanation")
-        if found["open"] and time.time() - found["read_at"] > 1:
+        if found["read_at"] < since:
             return {}
         total = found["total_seconds"]
         assert abs(sum(found["parts"].values()) - found["seconds"]) < 0.01, found
