@@ -394,7 +394,7 @@ class StatusEvents:
         kept = await self._context.db(lambda: self._stores.dispatches.keep(key, outcome, batches))
         if kept is not None:
             run.put(kept)
-            if (ended := await self._inputs.check(kept)) is not None:
+            if kept.cancel is None and (ended := await self._inputs.check(kept)) is not None:
                 run.put(ended)
                 self._finish(ended)
             else:
