@@ -591,6 +591,8 @@ class Rounds:
         await self._play([[Act(operation=Cancel(id=each.id), door="http") for each in self._queue.of(WAITS)]])
         while running := self._queue.of(RUNS):
             await self._play([[self._end_of(each)] for each in running[:4]])
+        # A killed process holds places until its session is lost, which a limit of five would show.
+        await eventually(self._is_empty, FAULTY_SETTLE_SEC)
         caps = Caps(active=len(USERS), active_per_user=1, per_user=1, pending=len(USERS))
         await self._play([[Act(operation=Limit(caps=caps), door="http")]])
         await self._play([[self._new(faulty=False, door="kafka", user=user) for user in USERS]])
