@@ -126,12 +126,9 @@ class PageReader:
     def _address(self, call: str, **query: Any) -> str:
         return f"{self._base}{PREFIX}/{call}?{urlencode({'task_id': self._task_id, **query})}"
 
-    def head_and_nodes(self, since: float = 0.0) -> dict[str, Surface]:
-        """Return what the head and the nodes show now, as of a time or later.
-
-        Nothing while the page says that it is not live.
-        """
-        if not self._message or self._message["problem"] or self._message["at"] < since:
+    def head_and_nodes(self) -> dict[str, Surface]:
+        """Return what the head and the nodes show now; nothing while the page says that it is not live."""
+        if not self._message or self._message["problem"]:
             return {}
         task, now = self._message["task"], time.time()
         since = 0.0 if task["closed"] else max(0.0, now - self._message["at"])
