@@ -20,7 +20,7 @@ from flowkit.client import TaskClient
 from flowkit.errors import ActionRejected, ConfigError, GraphError
 from flowkit.graph.scheduled import format_nominal
 from flowkit.models import TaskStatus
-from flowkit.schedules import ScheduleDefinition, Schedules, ScheduleTimes
+from flowkit.schedules import ScheduleDefinition, Schedules, ScheduleTimes, client
 from flowkit.worker import Batch, BatchResult, RoleHandler, RunContext
 from tests.integration.harness import Harness, eventually, node
 from tests.integration.test_cancel_terminate_reset import reset
@@ -340,6 +340,27 @@ async def test_triggers_within_a_second_start_one_task_each(harness: Harness) ->
     started = [await schedules.trigger(name) for _ in range(3)]
     assert None not in started
     assert len({*started}) == 3
+
+
+async def test_a_trigger_whose_start_is_seen_late_returns_its_own_task(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, schedules = new_name(), await harness.coordinator.schedules()
+    await schedules.create(name, graph=GRAPH, params=AT, cron="0 2 * * *", overlap="allow")
+    first, look_up = await schedules.trigger(name), client.look_up
+
+    async def late(given: Any, task_id: str) -> Any:
+        await eventually(lambda: seen_by_temporal(given, task_id))
+        return await look_up(given, task_id)
+
+    async def seen_by_temporal(given: Any, task_id: str) -> bool:
+        return (await look_up(given, task_id)).description is not None
+
+    monkeypatch.setattr(client, "_TRIGGER_SEC", 0.0)
+    monkeypatch.setattr(client, "look_up", late)
+    second = await schedules.trigger(name)
+    assert second is not None
+    assert second != first
 
 
 async def test_purge_keeps_the_graph_of_a_deleted_schedule_while_a_task_waits_for_an_engine(

@@ -57,6 +57,8 @@ class Tasks:
         self.when_started = when_started
         self.foreign: set[str] = set()
         """The ids of workflows that something else has started."""
+        self.failed: set[str] = set()
+        """The ids of tasks that have failed earlier."""
         self.errors: list[Exception] = []
         """What the next starts raise."""
 
@@ -75,7 +77,7 @@ class Tasks:
     async def status_of(self, task_id: str) -> TaskStatus | None:
         """Return that a task has finished or runs."""
         if task_id not in self.ends:
-            return None
+            return TaskStatus.FAILED if task_id in self.failed else None
         return TaskStatus.FINISHED if self.ends[task_id].is_set() else TaskStatus.RUNNING
 
     async def find_pending(self, task_id: str) -> PendingTask | None:
@@ -102,6 +104,12 @@ class Tasks:
         self.owners[task_id], self.ends[task_id] = owner, asyncio.Event()
         if self.when_started is not None:
             await self.when_started()
+        return True
+
+    async def run_again(self, task_id: str, **given: Any) -> bool:
+        """Start an ended task again."""
+        if task_id in self.foreign:
+            raise TaskIdTaken("taken")
         return True
 
     async def cancel_workflow(self, task_id: str, *, owner: Owner, reason: str) -> bool:
@@ -199,6 +207,16 @@ async def test_a_time_whose_id_something_else_has_fails_with_what_helps() -> Non
     assert await runs == "1 succeeded, 1 failed"
     [failed] = await store.runs("b", BackfillRunStatus.FAILED)
     assert (failed.task_id, failed.code) == (IDS[0], "task_id_taken")
+    assert f"workflow {IDS[0]!r} has the id of a nominal time" in (failed.reason or "")
+
+
+async def test_a_failed_task_whose_id_something_else_runs_with_fails_instead_of_waiting_for_ever() -> None:
+    store, _ = await stored(1, existing=Existing.FAILED)
+    tasks = Tasks()
+    tasks.failed.add(IDS[0])
+    tasks.foreign.add(IDS[0])
+    assert await outcome(tasks, store) == "1 failed"
+    [failed] = await store.runs("b", BackfillRunStatus.FAILED)
     assert f"workflow {IDS[0]!r} has the id of a nominal time" in (failed.reason or "")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)
+BERLIN = ZoneInfo("Europe/Berlin")
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,8 @@ HOUR = timedelta(hours=1)
         (" 2026-11-01T02:00:00+01:00 ", "UTC", "2026-11-01T01:00:00+00:00"),
         ("2026-11-01T02:00Z", "Europe/Berlin", "2026-11-01T02:00:00+00:00"),
         (datetime(2026, 11, 1, tzinfo=UTC), "Europe/Berlin", "2026-11-01T00:00:00+00:00"),
+        (datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN), "UTC", "2026-10-25T00:30:00+00:00"),
+        (datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1), "UTC", "2026-10-25T01:30:00+00:00"),
         (datetime(2026, 11, 1, 5, 59, 59, 1, tzinfo=UTC), "UTC", "2026-11-01T06:00:00+00:00"),
         ("2026-11-01T02:00:00.123456Z", "UTC", "2026-11-01T02:00:01+00:00"),
     ],

@@ -88,6 +88,7 @@ def test_a_word_of_a_command_has_no_character_that_acts_in_a_terminal(text: str)
 
 def test_an_argument_of_a_command_is_never_taken_for_an_option() -> None:
     assert shell_command("flowkit status", "t 1", options=["--watch"]) == "flowkit status 't 1' --watch"
+    assert shell_word("=ls") == "'=ls'"  # zsh would take it for the path of ls
     assert shell_command("flowkit retry", "-t", "a", options=["--json"]) == "flowkit retry --json -- -t a"
     assert debug_command("--json", "n") == "flowkit debug --handler MODULE:CLASS -- --json n"
 

@@ -17,6 +17,7 @@ from flowkit.adapters.tasks.queries import TaskQueries, TimedTask
 from flowkit.attempt.workflows import WorkflowState
 from flowkit.graph.scheduled import format_nominal
 from flowkit.schedules import history, nominal_times
+from flowkit.schedules.client import _free_second
 from flowkit.schedules.history import Described, RecentStart, merge_times
 from flowkit.schedules.nominal_times import NominalTimes, find_past
 from flowkit.schedules.times import ScheduleTimes
@@ -363,3 +364,12 @@ async def test_times_that_are_centuries_apart_have_a_history() -> None:
 async def test_a_schedule_that_is_deleted_while_it_is_read_is_absent() -> None:
     found, _ = await read([], RPCError("schedule not found", RPCStatusCode.NOT_FOUND, b""))
     assert found == {}
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.2, 0.5, 1.0, 3.0])
+def test_triggers_take_no_second_twice_although_temporal_lists_only_the_latest_ten(apart: float) -> None:
+    coming = [NOW + timedelta(seconds=7)]
+    taken: list[datetime] = []
+    for number in range(40):
+        taken.append(_free_second(taken[-10:], coming, NOW + number * timedelta(seconds=apart)))
+    assert len({*taken, *coming}) == 41

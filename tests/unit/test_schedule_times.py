@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
 
@@ -101,6 +102,23 @@ def test_times_for_which_there_is_no_option_are_shown_as_edited() -> None:
         ScheduleSpec(intervals=[ScheduleIntervalSpec(every=HOUR), ScheduleIntervalSpec(every=2 * HOUR)]),
     ):
         assert (times_of(spec).text, times_of(spec).edited) == ("times edited in Temporal", True)
+
+
+def test_a_change_checks_what_it_names_and_not_what_was_edited_in_temporal() -> None:
+    edited = replace(read(cron="@daily"), overlap="allow", pause_on_failure=True, timezone="Europe/Unknown")
+    assert edited.changed({"jitter": "5s"}) == replace(edited, jitter=timedelta(seconds=5))
+    for given in ({"pause_on_failure": True}, {"overlap": "allow"}):
+        with pytest.raises(ConfigError, match="pause_on_failure has no effect with overlap allow"):
+            edited.changed(cast("Any", given))
+
+
+def test_parts_of_a_second_that_were_edited_in_temporal_are_a_difference() -> None:
+    edited = replace(read(every="2s"), every=timedelta(seconds=1.5), jitter=timedelta(seconds=0.4))
+    before, after = (
+        ScheduleDefinition(graph={"nodes": []}, params={}, times=each) for each in (edited, read(every="2s"))
+    )
+    (change,) = plan_changes({"x": after}, {"x": before}, prune=False)
+    assert change.differences == ('every: "1.5s" → "2s"', 'jitter: "0.4s" → (default)')
 
 
 def test_a_difference_of_type_is_a_difference() -> None:

@@ -35,8 +35,9 @@ def read_bound(value: object, name: str, timezone: str) -> datetime:
     """
     try:
         found = value if isinstance(value, datetime) else _read_text(value, timezone)
-        whole = found.replace(microsecond=0) + _SECOND * bool(found.microsecond)
-        at = None if whole.tzinfo is None else whole.astimezone(UTC)
+        # In UTC first: arithmetic in a time zone forgets which of two equal hours it is when clocks go back.
+        utc = None if found.tzinfo is None else found.astimezone(UTC)
+        at = None if utc is None else utc.replace(microsecond=0) + _SECOND * bool(utc.microsecond)
     except (ValueError, OverflowError, LookupError):
         raise ConfigError(f"{name} is {printed(value)}; {_FORM}") from None
     if at is None and isinstance(value, datetime):

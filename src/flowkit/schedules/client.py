@@ -285,7 +285,8 @@ class Schedules:
         description = await self._describe(name)
         before, spec = description.info, description.schedule.spec
         coming = await self._nominal.coming(name, spec, before.next_action_times)
-        at = _free_second({*map(nominal_time_of, before.recent_actions), *coming}, datetime.now(UTC))
+        started = [nominal_time_of(each) for each in before.recent_actions]
+        at = _free_second(started, coming, datetime.now(UTC))
         wanted = Nominal(schedule=name, at=at).task_id
         async with self._handle(name) as handle:
             await self._trigger_at(name, at)
@@ -297,9 +298,11 @@ class Schedules:
                 if info.num_actions_skipped_overlap > before.num_actions_skipped_overlap:
                     return None
                 await asyncio.sleep(_TRIGGER_LOOK_SEC)
-        if (await look_up(self._client, wanted)).description is not None:
+        if (await look_up(self._client, wanted)).description is None:
+            return None
+        if (await self._tasks.look_up(wanted)).description is None:
             raise TaskIdTaken(unowned_problem(wanted))
-        return None
+        return wanted  # Temporal has started it only now.
 
     async def _trigger_at(self, name: str, at: datetime) -> None:
         """Start a task with this nominal time now. The SDK's `trigger` takes no time."""
@@ -633,13 +636,15 @@ def _next_time(present: ScheduleDescription, times: ScheduleTimes) -> datetime |
     return next(iter(present.info.next_action_times), datetime.now(UTC)) if times.edited else None
 
 
-def _free_second(taken: Collection[datetime], now: datetime) -> datetime:
-    """Return the first whole second from now on that is not the nominal time of a task, started or to come.
+def _free_second(started: Collection[datetime], coming: Collection[datetime], now: datetime) -> datetime:
+    """Return the first whole second from now on, after those of tasks that have `started`, that is none of the `coming`
+    nominal times.
 
-    Ids of tasks end with the second. A second task with the id of one that has ended would fail.
+    Ids of tasks end with the second. A second task with the id of one that has ended would fail. Temporal lists the
+    latest ten starts only, so an earlier second may be taken although it is not listed.
     """
-    at = now.replace(microsecond=0)
-    while at in taken:
+    at = max([now.replace(microsecond=0), *(each + timedelta(seconds=1) for each in started)])
+    while at in coming:
         at += timedelta(seconds=1)
     return at
 

@@ -108,7 +108,7 @@ class ScheduleTimes:
             hint = did_you_mean(name, OPTIONS, otherwise=f"the options are {', '.join(OPTIONS)}")
             raise ConfigError(f"{printed(name)} is no option of a schedule; {hint}")
         kept: dict[str, Any] = {}
-        zone = _read_zone(given.get("timezone", self.timezone))
+        zone = _read_zone(given["timezone"]) if "timezone" in given else _zone(self.timezone)
         if "cron" in given and given.get("every") is not None:
             raise ConfigError(f"cron and every exclude each other; leave one of them out. {_example(zone)}")
         if "cron" in given:
@@ -124,7 +124,8 @@ class ScheduleTimes:
                 given[name] = read_duration(given[name], name)
         _check_rest(given)
         changed = replace(self, **{**kept, **given})
-        if changed.pause_on_failure and changed.overlap == _UNWATCHED:
+        names_both = not {"pause_on_failure", "overlap"}.isdisjoint(given)
+        if names_both and changed.pause_on_failure and changed.overlap == _UNWATCHED:
             raise ConfigError(
                 "pause_on_failure has no effect with overlap allow, for which Temporal does not wait for the tasks; "
                 "use overlap buffer-all, or leave pause_on_failure out"
@@ -293,6 +294,8 @@ def show_times(times: Sequence[datetime], timezone: str) -> str:
 
 def duration_text(value: timedelta) -> str:
     """Return a duration as `read_duration` reads it, in its largest whole unit: `90s`, `15m`, `365d`."""
+    if value.microseconds:  # Only Temporal has such ones.
+        return f"{value.total_seconds():.6g}s"
     seconds = round(value.total_seconds())
     sizes = {"d": 86_400, "h": 3_600, "m": 60}
     unit = next((unit for unit, size in sizes.items() if seconds and seconds % size == 0), "s")
