@@ -13,6 +13,7 @@ from temporalio.client import ScheduleActionStartWorkflow, ScheduleIntervalSpec,
 
 from flowkit import limits
 from flowkit.adapters.tasks.store import TaskStore
+from flowkit.attempt.workflows import look_up
 from flowkit.cli.options import Where
 from flowkit.cli.retention import purging
 from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
@@ -347,7 +348,7 @@ async def test_a_trigger_whose_start_is_seen_late_returns_its_own_task(
 ) -> None:
     name, schedules = new_name(), await harness.coordinator.schedules()
     await schedules.create(name, graph=GRAPH, params=AT, cron="0 2 * * *", overlap="allow")
-    first, look_up = await schedules.trigger(name), client.look_up
+    first = await schedules.trigger(name)
 
     async def late(given: Any, task_id: str) -> Any:
         await eventually(lambda: seen_by_temporal(given, task_id))
