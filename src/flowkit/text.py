@@ -33,8 +33,6 @@ _DECEPTIVE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
 """Control characters except tab and line feed, line separators, and characters that change the direction of text."""
-_EXPANDED = re.compile(r"=[\w@%+=:,./-]*", re.ASCII)
-"""Words that bash takes as they are, and of which zsh makes the path of a command."""
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+]*://")
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"))
 
@@ -58,7 +56,9 @@ def shell_word(text: str) -> str:
     Control characters would act there before the shell reads them, so `$'…'` contains them as escapes like `\025`.
     """
     if visible(text) == text and text.isprintable():
-        return f"'{text}'" if _EXPANDED.fullmatch(text) else shlex.quote(text)
+        quoted = shlex.quote(text)
+        # zsh makes the path of a command of a word that begins with an equals sign, which bash takes as it is.
+        return f"'{text}'" if quoted == text and text.startswith("=") else quoted
     parts = (c if c.isprintable() and c not in "'\\" else _octal(c) for c in clean(text))
     return f"$'{''.join(parts)}'"
 

@@ -271,9 +271,8 @@ class Driver:
                 nominal=nominal,
             )
         except TaskIdTaken:
-            if (
-                step is BackfillStep.START_AGAIN
-            ):  # It stays so until something else has ended, whatever that is.
+            # It stays so until something else has ended, whatever that is.
+            if step is BackfillStep.START_AGAIN:
                 raise TaskIdTaken(unowned_problem(attempt.run.task_id)) from None
             return False
         return True

@@ -111,14 +111,17 @@ class _RemoteTask(asyncio.Future[T]):
         """Call `before` and cancel the task, without a step of the task in between."""
         self._is_cancelling = True
         with suppress(RuntimeError):  # The remote loop is closed.
-            self._remote.call_soon_threadsafe(self._cancel_task, before)
+            self._remote.call_soon_threadsafe(self._cancel_task_after, before)
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> None:
         self._task = self._remote.create_task(work)
         self._task.add_done_callback(self._end)
 
-    def _cancel_task(self, before: Callable[[], None] = lambda: None) -> None:
+    def _cancel_task_after(self, before: Callable[[], None]) -> None:
         before()
+        self._cancel_task()
+
+    def _cancel_task(self) -> None:
         if self._task is not None:
             self._task.cancel()
 
