@@ -119,6 +119,7 @@ def test_parts_of_a_second_that_were_edited_in_temporal_are_a_difference() -> No
     )
     (change,) = plan_changes({"x": after}, {"x": before}, prune=False)
     assert change.differences == ('every: "1.5s" → "2s"', 'jitter: "0.4s" → (default)')
+    assert duration_text(timedelta(seconds=1_000_000.5)) == "1000000.5s"
 
 
 def test_a_difference_of_type_is_a_difference() -> None:

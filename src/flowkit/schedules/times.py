@@ -124,8 +124,8 @@ class ScheduleTimes:
                 given[name] = read_duration(given[name], name)
         _check_rest(given)
         changed = replace(self, **{**kept, **given})
-        names_both = not {"pause_on_failure", "overlap"}.isdisjoint(given)
-        if names_both and changed.pause_on_failure and changed.overlap == _UNWATCHED:
+        names_either = not {"pause_on_failure", "overlap"}.isdisjoint(given)
+        if names_either and changed.pause_on_failure and changed.overlap == _UNWATCHED:
             raise ConfigError(
                 "pause_on_failure has no effect with overlap allow, for which Temporal does not wait for the tasks; "
                 "use overlap buffer-all, or leave pause_on_failure out"
@@ -295,7 +295,7 @@ def show_times(times: Sequence[datetime], timezone: str) -> str:
 def duration_text(value: timedelta) -> str:
     """Return a duration as `read_duration` reads it, in its largest whole unit: `90s`, `15m`, `365d`."""
     if value.microseconds:  # Only Temporal has such ones.
-        return f"{value.total_seconds():.6g}s"
+        return f"{value.total_seconds():f}".rstrip("0") + "s"
     seconds = round(value.total_seconds())
     sizes = {"d": 86_400, "h": 3_600, "m": 60}
     unit = next((unit for unit, size in sizes.items() if seconds and seconds % size == 0), "s")
