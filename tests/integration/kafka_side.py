@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import uuid
 from typing import TYPE_CHECKING, Any, Self
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 FAST = {"hb_interval_sec": 0.05, "lease_ttl_sec": 0.5, "announce_interval_sec": 0.1, "db_cancel_poll_ms": 20}
 """Settings with short intervals."""
+
+QUERIES = "workers.query.v1"
+"""The group of all workers that read queries."""
 
 SESSION_MS = 6_000
 """The shortest session timeout that brokers accept by default."""
@@ -91,10 +95,18 @@ class KafkaSide:
         await self.send(self.topic("topic_signals"), message)
 
     async def discover(self, node: str, *, role: str = "") -> None:
-        """Send TASK_DISCOVER."""
-        payload = {"query": "TASK_DISCOVER", "want_epoch": 2}
-        message = self.message("query", node, 2, payload, role or self.role)
-        await self.send(self.topic("topic_query"), message)
+        """Send TASK_DISCOVER.
+
+        The workers of all tests share one group. Without a committed offset, each of its rebalances begins at the end
+        of the topic, and loses what was sent before. So queries that no worker answers are sent until one is committed.
+        """
+        while not await self.committed(QUERIES, self.topic("topic_query")):
+            await self.send(self.topic("topic_query"), self._query(node, "unknown-role"))
+            await asyncio.sleep(0.2)
+        await self.send(self.topic("topic_query"), self._query(node, role or self.role))
+
+    def _query(self, node: str, role: str) -> dict[str, Any]:
+        return self.message("query", node, 2, {"query": "TASK_DISCOVER", "want_epoch": 2}, role)
 
     def message(
         self, kind: str, node: str, epoch: int, payload: dict[str, Any], role: str = "", **changes: Any
@@ -144,13 +156,13 @@ class KafkaSide:
         kinds = [json.loads(record.value)["payload"]["kind"] for record in records]
         return [kind for kind in kinds if kind != "TASK_HEARTBEAT"]
 
-    async def committed(self, role: str = "") -> int:
-        """Return how many commands of a role are committed, on all partitions."""
-        chosen = role or self.role
+    async def committed(self, group: str = "", topic: str = "") -> int:
+        """Return how many records of a topic a group has committed, on all partitions; by default, of the role's."""
+        chosen = topic or self.topic("topic_cmd_fmt")
         admin = AIOKafkaAdminClient(**self.broker.arguments)
         await admin.start()
         try:
-            offsets = await admin.list_consumer_group_offsets(f"workers.{chosen}.v1")
+            offsets = await admin.list_consumer_group_offsets(group or f"workers.{self.role}.v1")
         finally:
             await admin.close()
-        return sum(max(place.offset, 0) for place in offsets.values())
+        return sum(max(each.offset, 0) for place, each in offsets.items() if place.topic == chosen)

@@ -294,6 +294,20 @@ async def test_a_node_has_the_buttons_that_fit_its_kind_and_says_why_one_is_gray
     assert "node_id" not in sent["input"]
 
 
+async def test_looks_at_actions_leave_the_connections_of_the_browser_to_others(fake: Open) -> None:
+    names = ("pause", "resume", "retry_node", "skip_node", "complete_node", "fail_node")
+    hold = "".join(f"fake.hold('task/actions/{name}'); fake.status['task/actions/{name}'] = 504;" for name in names)
+    page = await fake(hold, node="a")
+    await page.evaluate(f"fake.send(1, {RUNNING})")
+    looks = "fake.calls.filter((each) => each.startsWith('task/actions/')).length"
+    await until(page, f"{looks} >= 2")
+    for name in names:
+        await page.evaluate(f"fake.release('task/actions/{name}')")
+    node = page.get_by_role("group", name="Actions of the node")
+    await expect(node.get_by_role("button")).to_have_text(["Retry", "Skip", "Complete", "Fail"])
+    assert await page.evaluate(looks) == 2  # one of the task and one of the node; no other would get a response
+
+
 async def test_nodes_are_added_on_the_page(fake: Open) -> None:
     page = await fake()
     await page.evaluate(f"fake.send(1, {RUNNING})")
@@ -552,24 +566,24 @@ async def test_nothing_acts_on_a_task_that_is_no_longer_shown(fake: Open) -> Non
     """A dialog closes on the way back. Actions are offered while their rules cannot be asked. Skip links read nothing
     again, and who closes a node is at its box.
     """
-    page = await fake("fake.status['task/actions/resume'] = 409; fake.status['task/actions/pause'] = 503;")
+    page = await fake("fake.status['task/actions/pause'] = 409; fake.status['task/actions/resume'] = 503;")
     await page.evaluate(f"fake.send(1, {RUNNING})")
     await box(page, "a").click()
     await page.get_by_role("button", name="Close").click()
     await expect(box(page, "a")).to_be_focused()
-    await expect(page.get_by_role("button", name="Resume")).to_have_attribute("aria-disabled", "true")
-    await page.get_by_role("button", name="Pause").click()
+    await expect(page.get_by_role("button", name="Pause")).to_have_attribute("aria-disabled", "true")
+    await page.get_by_role("button", name="Resume").click()
     dialog = page.get_by_role("dialog")
     await expect(dialog.get_by_role("status")).to_have_text("refused with 503")
-    await page.evaluate("delete fake.status['task/actions/pause']")
+    await page.evaluate("delete fake.status['task/actions/resume']")
     await dialog.get_by_label("Reason").fill("later")
     await expect(dialog.get_by_role("status")).to_contain_text("a note")
-    await page.evaluate("fake.hold('task/actions/pause')")
-    await dialog.get_by_role("button", name="Pause").click()
+    await page.evaluate("fake.hold('task/actions/resume')")
+    await dialog.get_by_role("button", name="Resume").click()
     await page.go_back()
     await expect(dialog).to_have_count(0)
-    await page.evaluate("fake.status['task/actions/pause'] = 409; fake.release('task/actions/pause')")
-    await expect(page.locator(".toast.error")).to_have_text("Pause: refused with 409")
+    await page.evaluate("fake.status['task/actions/resume'] = 409; fake.release('task/actions/resume')")
+    await expect(page.locator(".toast.error")).to_have_text("Resume: refused with 409")
     graphs = await count(page, "task/graph")
     await page.get_by_role("link", name="Skip to the content").focus()
     await page.keyboard.press("Enter")

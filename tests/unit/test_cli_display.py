@@ -100,12 +100,14 @@ def test_a_description_from_before_an_attempt_was_scheduled_is_noticed() -> None
 
 
 def test_an_attempt_that_no_worker_has_started_is_known_although_the_document_lacks_it() -> None:
-    """The document is what commands see of a large task, whose query omits nodes."""
+    """The document is what commands see of a large task, whose query omits nodes. It may be older than the events."""
     started = PendingActivityInfo(activity_id="b.3")
     untaken = PendingActivityInfo(
         activity_id="a.1", state=PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
     )
-    others = [PendingActivityInfo(activity_id=each) for each in ("c.1", "d.1", "record", "elsewhere.1")]
+    others = [
+        PendingActivityInfo(activity_id=each) for each in ("c.1", "d.1", "e.3", "f.2", "record", "elsewhere.1")
+    ]
     description: Any = SimpleNamespace(
         raw_description=SimpleNamespace(pending_activities=[untaken, started, *others])
     )
@@ -114,6 +116,8 @@ def test_an_attempt_that_no_worker_has_started_is_known_although_the_document_la
         node("b", "deferred", attempt=2),
         node("c", "queued", attempt=1),
         node("d", "finished", attempt=1),
+        node("e", "running", attempt=2),
+        node("f", "finished", attempt=1),
     )
     seen = mark_waiting(add_pending(stored, description), find_untaken(description))
     assert [(each.status, each.attempt, each.waiting) for each in seen.nodes] == [
@@ -121,6 +125,8 @@ def test_an_attempt_that_no_worker_has_started_is_known_although_the_document_la
         ("running", 3, False),
         ("queued", 1, False),
         ("finished", 1, False),
+        ("running", 3, False),
+        ("running", 2, False),
     ]
 
 

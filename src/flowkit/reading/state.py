@@ -420,13 +420,14 @@ def key_of(activity_id: str) -> tuple[str, int] | None:
 def add_pending(view: TaskView, description: WorkflowExecutionDescription | None) -> TaskView:
     """Return `view` with the attempts that the workflow has scheduled since.
 
-    The task document has an attempt once a worker has started it.
+    The task document has an attempt once a worker has started it. The document of a large graph may still have the
+    state before that.
     """
     pending = dict(_list_pending_attempts(description))
 
     def scheduled(node: NodeRow) -> NodeRow:
         epoch = pending.get(node.node_id, 0)
-        if epoch <= node.attempt or node.status not in _BEFORE_ATTEMPT:
+        if epoch <= node.attempt:
             return node
         running = NodeStatus.RUNNING.value
         return replace(node.waiting_for(None), status=running, attempt=epoch, next_retry_at=None)

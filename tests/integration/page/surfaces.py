@@ -57,7 +57,7 @@ async def read_truth(db: Any, handle: WorkflowHandle[Any, Any], task_id: str) ->
     for node in document["graph"]["nodes"]:
         name, status, epoch = node["node_id"], node["status"], node.get("attempt_epoch") or 0
         own = [row for owner, at, row in batches if owner == name and at >= (node.get("first_epoch") or 0)]
-        if pending.get(name, 0) > epoch and status in ("queued", "deferred"):
+        if pending.get(name, 0) > epoch:  # a document is written after the events that it tells of
             status, epoch = "running", pending[name]
         truth[f"{name}:state"] = (status, epoch)
         truth[f"{name}:batches"] = sum(row["status"] == "partial" for row in own)
@@ -180,11 +180,10 @@ class PageReader:
             )
         return {"timeline": shown}
 
-    async def attempts(self, since: float) -> list[dict[str, Any]]:
-        """Return the attempts as they were at a time or later; `[]` if those that are shared are older."""
+    async def attempts(self, since: float) -> tuple[list[dict[str, Any]], ...]:
+        """Return the attempts as they were at a time or later, as the only item; none if those shared are older."""
         found = await self._get("task/attempts")
-        attempts: list[dict[str, Any]] = found["attempts"]
-        return attempts if found["read_at"] >= since else []
+        return (found["attempts"],) if found["read_at"] >= since else ()
 
 
 async def read_browser(page: Page) -> dict[str, Surface]:

@@ -3,7 +3,7 @@
 The list, the head, the nodes, the timeline and Explain are read as the page reads them, and for some tasks in a
 browser. A difference counts from when both the surface differs and the truth has its present value. Tasks continue as
 new runs, and some run again. `FLOWKIT_SHOWN_TASKS=100` runs that many tasks; differences that last longer than three
-seconds on the page, or five in the list, then fail the test.
+seconds on the page, or five in the list, then fail the test. `FLOWKIT_SHOWN_FIRST=24` begins with the 25th of them.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.server
 
 TASKS = int(os.environ.get("FLOWKIT_SHOWN_TASKS") or 100)
+FIRST = int(os.environ.get("FLOWKIT_SHOWN_FIRST") or 0)
 SEED = int(os.environ.get("FLOWKIT_SEED") or 58)
 FEW = 2
 OPEN = 3
@@ -236,7 +237,7 @@ class Watch:
             if not listed[name] == explained[name] == head[name]:
                 values = listed[name], explained[name], head[name]
                 self.differences.problems.append(f"list, Explain and head show {name} as {values}")
-        attempts = await eventually(lambda: reader.attempts(since))
+        (attempts,) = await eventually(lambda: reader.attempts(since))
         shown = {(each["node_id"], each["attempt"]) for each in attempts}
         recorded = await self._recorded()
         if missing := recorded - shown:
@@ -296,7 +297,7 @@ class Checker:
                 self.show(f"{self.tasks} tasks: {self}", *problems)
                 return problems
 
-        ends = await asyncio.gather(*map(one, range(tasks)), return_exceptions=True)
+        ends = await asyncio.gather(*map(one, range(FIRST, FIRST + tasks)), return_exceptions=True)
         found = [
             [f"task {at}: {end!r}"] if isinstance(end, BaseException) else end for at, end in enumerate(ends)
         ]

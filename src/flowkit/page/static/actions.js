@@ -71,9 +71,28 @@ class Buttons {
     clearTimeout(this.timer);
     const look = (this.looks += 1);
     this.timer = setTimeout(async () => {
-      const offered = await Promise.all(actions.map(async (action) => ({ action, why: await this.rejection(action, given) })));
+      const offered = await this.judge(actions, given, look);
       if (look === this.looks) this.show(offered, given);
     }, LOOK_MS);
+  }
+
+  // One call at a time: a browser has six connections for all its tabs, and without an engine each call takes seconds.
+  // Without a response of the rules, actions are offered: their dialogs ask again.
+  async judge(actions, given, look) {
+    const offered = [];
+    let respond = true;
+    for (const action of actions) {
+      let why = "";
+      if (respond && look === this.looks) {
+        try {
+          why = await this.rejection(action, given);
+        } catch {
+          respond = false;
+        }
+      }
+      offered.push({ action, why });
+    }
+    return offered;
   }
 
   async rejection(action, given) {
@@ -82,8 +101,8 @@ class Buttons {
       await call(this.taskId, action.name, { ...given, ...action.given, ...(action.fields?.includes("interrupt") ? { interrupt: true } : {}) }, true);
       return "";
     } catch (error) {
-      // Without a response of the rules, the action is offered: its dialog asks again.
-      return isOutage(error) ? "" : error.message;
+      if (isOutage(error)) throw error;
+      return error.message;
     }
   }
 
