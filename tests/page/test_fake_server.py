@@ -296,7 +296,9 @@ async def test_a_node_has_the_buttons_that_fit_its_kind_and_says_why_one_is_gray
 
 async def test_looks_at_actions_leave_the_connections_of_the_browser_to_others(fake: Open) -> None:
     names = ("pause", "resume", "retry_node", "skip_node", "complete_node", "fail_node")
-    hold = "".join(f"fake.hold('task/actions/{name}'); fake.status['task/actions/{name}'] = 504;" for name in names)
+    hold = "".join(
+        f"fake.hold('task/actions/{name}'); fake.status['task/actions/{name}'] = 504;" for name in names
+    )
     page = await fake(hold, node="a")
     await page.evaluate(f"fake.send(1, {RUNNING})")
     looks = "fake.calls.filter((each) => each.startsWith('task/actions/')).length"
@@ -305,7 +307,9 @@ async def test_looks_at_actions_leave_the_connections_of_the_browser_to_others(f
         await page.evaluate(f"fake.release('task/actions/{name}')")
     node = page.get_by_role("group", name="Actions of the node")
     await expect(node.get_by_role("button")).to_have_text(["Retry", "Skip", "Complete", "Fail"])
-    assert await page.evaluate(looks) == 2  # one of the task and one of the node; no other would get a response
+    assert (
+        await page.evaluate(looks) == 2
+    )  # one of the task and one of the node; no other would get a response
 
 
 async def test_nodes_are_added_on_the_page(fake: Open) -> None:

@@ -106,7 +106,8 @@ def test_an_attempt_that_no_worker_has_started_is_known_although_the_document_la
         activity_id="a.1", state=PendingActivityState.PENDING_ACTIVITY_STATE_SCHEDULED
     )
     others = [
-        PendingActivityInfo(activity_id=each) for each in ("c.1", "d.1", "e.3", "f.2", "record", "elsewhere.1")
+        PendingActivityInfo(activity_id=each)
+        for each in ("c.1", "d.1", "e.3", "f.2", "record", "elsewhere.1")
     ]
     description: Any = SimpleNamespace(
         raw_description=SimpleNamespace(pending_activities=[untaken, started, *others])

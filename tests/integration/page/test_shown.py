@@ -1,9 +1,10 @@
 """What the page shows of random tasks with actions agrees, at each step, with their documents and with Temporal.
 
 The list, the head, the nodes, the timeline and Explain are read as the page reads them, and for some tasks in a
-browser. A difference counts from when both the surface differs and the truth has its present value. Tasks continue as
-new runs, and some run again. `FLOWKIT_SHOWN_TASKS=100` runs that many tasks; differences that last longer than three
-seconds on the page, or five in the list, then fail the test. `FLOWKIT_SHOWN_FIRST=24` begins with the 25th of them.
+browser. A difference counts from when both the surface differs and the truth has its present value. What a document
+does not have yet, the workflow is asked for. Tasks continue as new runs, and some run again. `FLOWKIT_SHOWN_TASKS=100`
+runs that many tasks; differences that last longer than three seconds on the page, or five in the list, then fail the
+test. `FLOWKIT_SHOWN_FIRST=24` begins with the 25th of them.
 """
 
 from __future__ import annotations
@@ -207,7 +208,8 @@ class Watch:
             self.differences.pause(starved)
             self._checker.starved += starved
         self._last = begun
-        look = partial(read_truth, self._checker.harness.db, handle, self._plan.task_id)
+        ask = bool(self.differences.open)
+        look = partial(read_truth, self._checker.harness.db, handle, self._plan.task_id, ask=ask)
         before, at = await look(), time.monotonic()
         self.differences.note_truth(before, at)
         shown = [reader.head_and_nodes(), await reader.list_line()]
