@@ -47,7 +47,7 @@ TASKS = int(os.environ.get("FLOWKIT_SHOWN_TASKS") or 100)
 FIRST = int(os.environ.get("FLOWKIT_SHOWN_FIRST") or 0)
 SEED = int(os.environ.get("FLOWKIT_SEED") or 58)
 FEW = 2
-OPEN = 3
+OPEN = 2
 """More tasks at a time would measure how busy two cores are."""
 SLOTS = 20
 """Attempts that the worker runs at once: nodes that stream wait for each other while they run."""
