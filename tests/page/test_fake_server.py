@@ -679,6 +679,22 @@ async def test_a_pause_is_not_held_up_by_nodes_that_start_and_end(fake: Open) ->
     ]
 
 
+async def test_a_resume_is_not_held_up_by_nodes_that_become_ready(fake: Open) -> None:
+    """They would start, too, if they became ready a moment later."""
+    page = await fake(f"{SHOWN} fake.shows('resume', 1, 's1', {{ b: 'queued' }});")
+    await page.evaluate(f"fake.send(1, {RUNNING})")
+    await page.get_by_role("button", name="Resume").click()
+    dialog = page.get_by_role("dialog", name="Resume the task")
+    await expect(dialog.get_by_role("status")).to_contain_text("b: queued → queued")
+    await page.evaluate("fake.shows('resume', 1, 's2', { b: 'queued', c: 'queued' })")
+    await page.evaluate("fake.send(2, [{ status: 'finished', attempt: 1 }, {}, {}])")
+    await expect(dialog.get_by_role("status")).to_contain_text("c: queued → queued")
+    await expect(dialog.get_by_role("alert")).to_have_count(0)
+    await dialog.get_by_role("button", name="Resume").click()
+    await expect(dialog).to_be_hidden()
+    assert await page.evaluate("fake.applied") == [{"if_revision": 1}]
+
+
 async def test_chosen_nodes_of_a_finished_task_run_again(fake: Open) -> None:
     """The rules reject a rerun without a node, because none is left: the form names some."""
     page = await fake("fake.status['task/actions/rerun'] = 409")
@@ -734,7 +750,7 @@ const bad = '<img src=x onerror="document.title=1">';
 fake.times = [time(0, "finished"), time(1, "failed", bad), time(2, "no_task"), time(3, "started"), time(4, "due")];
 fake.returns.schedules.schedules = [
   schedule("nightly", fake.times),
-  { ...schedule(bad, [time(1, "refused")]), paused: true, note: bad, timezone: "Nowhere/Land" },
+  { ...schedule(bad, [time(1, "refused"), time(2, "taken", "no task")]), paused: true, note: bad, timezone: "No/Land" },
 ];
 """
 
@@ -751,6 +767,8 @@ async def test_schedules_are_rows_of_squares_that_the_keyboard_reaches_and_that_
     failed = nightly.get_by_role("link", name="Nov 26, 2026, 2:00 AM Europe/Berlin: failed, <img src=x")
     await expect(failed).to_have_attribute("href", "?task=nightly-2026-11-26T01%3A00%3A00Z")
     assert await nightly.get_by_role("link").count() == 2
+    taken = page.get_by_role("img", name=re.compile(": taken, no task$"))
+    await expect(taken).to_have_text("≠")
     await expect(
         page.get_by_text("1 finished · 1 failed · 1 no task · 1 waits for an engine · next")
     ).to_be_visible()
@@ -759,7 +777,7 @@ async def test_schedules_are_rows_of_squares_that_the_keyboard_reaches_and_that_
     for key, square in (
         ("Home", "finished"),
         ("ArrowRight", "failed"),
-        ("ArrowDown", "refused"),
+        ("ArrowDown", "taken"),
         ("ArrowUp", ""),
     ):
         await page.keyboard.press(key)

@@ -283,8 +283,9 @@ export const noteChange = () => document.querySelector("dialog[open]")?.dispatch
 const isOutage = (error) => error.status === 0 || error.status >= 500;
 const isSame = (before, after) => JSON.stringify(before) === JSON.stringify(after);
 
-// Whether an action must find its nodes as they were shown. A pause lets them finish, whatever they do meanwhile.
-const guards = (action, given) => action.name !== "pause" || Boolean(given.interrupt);
+// Whether an action must find its nodes as they were shown. A pause lets them finish, and a resume lets them start,
+// whatever they do meanwhile.
+const guards = (action, given) => !["pause", "resume"].includes(action.name) || Boolean(given.interrupt);
 
 const expected = (seen, guarded) => ({ if_revision: seen.revision ?? undefined, if_state: (guarded && seen.state) || undefined });
 
