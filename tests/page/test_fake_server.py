@@ -778,6 +778,7 @@ async def test_schedules_are_rows_of_squares_that_the_keyboard_reaches_and_that_
         ("Home", "finished"),
         ("ArrowRight", "failed"),
         ("ArrowDown", "taken"),
+        ("ArrowLeft", "refused"),
         ("ArrowUp", ""),
     ):
         await page.keyboard.press(key)
