@@ -271,7 +271,11 @@ def task_problems(
     at = parse_nominal(document["scheduled_at"])
     assert at is not None
     status = "failed" if is_bad(at) else "finished"
-    stopped = any(each.cancel_after is not None and each.stops_running for each, _ in runs)
+    # A cancel that leaves running tasks still cancels the task of which the start was on its way.
+    stopped = any(
+        each.cancel_after is not None and (each.stops_running or run.status is BackfillRunStatus.CANCELLED)
+        for each, run in runs
+    )
     wanted = {status, *(["cancelled"] if stopped else [])}
     problems = []
     if document["status"] not in wanted or document["run_seq"] != 1:

@@ -291,9 +291,11 @@ class Comparison:
             row for row in self.found.artifacts if row["node_id"] == source and row["status"] == "partial"
         ]
         held_now = [row["meta"].get("written_by") for row in rows]
-        if any(_makes_again(each) for each in self.plan.nodes if each.node_id == source):
-            first = self.entries[source].get("first_epoch") or 0
-            held_now += [read] if read.get("epoch", 0) > first else []
+        entry = self.entries[source]
+        first, latest = entry.get("first_epoch") or 0, entry.get("attempt_epoch") or 0
+        # A later attempt of the generation makes some batches again, with the same content: all of them, or the one
+        # between whose writes an earlier attempt ended, when it had stored the artifact without the metrics row.
+        held_now += [read] if first < read.get("epoch", 0) <= latest else []
         if self.entries[source]["status"] == FINISHED and read not in held_now:
             yield f"batch {uid!r} was made of one that {source!r} does not hold: {read}"
 
@@ -369,11 +371,6 @@ class Comparison:
 def _is_kept(entry: Fields) -> bool:
     """Return whether a node was skipped after a reset, which may have kept its generation and so its final metrics."""
     return entry["status"] == SKIPPED and "reset_by" in entry
-
-
-def _makes_again(node: NodePlan) -> bool:
-    """Return whether a later attempt of a generation makes all batches again, with the same content."""
-    return node.external or not (node.sources or node.mapped)
 
 
 def planned_attempts(node: NodePlan) -> int:
