@@ -14,6 +14,8 @@ import textwrap
 import typing
 from typing import TYPE_CHECKING, Any, cast
 
+from pydantic.errors import PydanticErrorMixin
+
 from flowkit.activities.handlers import prepares_input
 from flowkit.activities.hook_calls import RESERVED
 from flowkit.core.user_code import contained, error_text, shorten_path
@@ -97,8 +99,9 @@ def _read(read: Callable[[], Schema | None]) -> str:
         text = "" if schema is None else json.dumps(schema, ensure_ascii=False, separators=(",", ":"))
         text.encode()
     except Exception as error:
-        text, _, _ = one_line(error_text(error)).partition(" For further information")
-        reason = truncate(text, _REASON_CHARS)
+        # The text of pydantic's own errors also has an address, of the pages about this version.
+        text = error.message if isinstance(error, PydanticErrorMixin) else error_text(error)
+        reason = truncate(one_line(text), _REASON_CHARS)
         raise ConfigError(f"it cannot be made: {reason}") from error
     return text
 

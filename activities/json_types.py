@@ -32,6 +32,7 @@ from flowkit.errors import ConfigError
 from flowkit.masks import HIDDEN, hide_named, hides_value
 from flowkit.models.metas import VALUE, Meta, make_meta
 from flowkit.text import printable, printed, truncate
+from flowkit.validation.invalid import problem_of
 from flowkit.validation.json_keys import TOO_DEEP, EqualKeys, is_too_deep, to_json_types
 
 if TYPE_CHECKING:
@@ -317,8 +318,7 @@ class JsonType:
                 return f"{place} is missing"
             case "extra_forbidden":
                 return f"{place} is not a field of it"
-        wanted = re.sub(r"^Input should be ", "expected ", str(found["msg"]))
-        wanted = re.sub(r"^(Value error|Assertion failed), ", "", wanted)
+        wanted = re.sub(r"^Input should be ", "expected ", problem_of(found))
         hidden = self._secrets is None or hides_value(self._secrets, found["loc"], found["input"])
         value = HIDDEN if hidden else shown_value(found["input"], hide)
         return hide(f"{place} is ") + value + ", " + hide(printable(truncate(wanted, 200)))
@@ -388,7 +388,7 @@ def _problem_of_json(error: ValueError) -> str:
         return printable(text)
     if failed := _CALL_FAILED.search(text):
         return printable(truncate(f"the serializer {failed['name']} raised {failed['error']}", 200))
-    if isinstance(error, UnicodeDecodeError) or "invalid utf-8" in text:
+    if isinstance(error, UnicodeDecodeError):
         return "it has bytes that are not UTF-8; set ser_json_bytes and val_json_bytes to 'base64' in its model_config"
     if is_too_deep(error):
         return TOO_DEEP

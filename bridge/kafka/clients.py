@@ -364,8 +364,6 @@ def reason(error: BaseException) -> str:
         return f"{_ACL[name][0]} ({text})"
     if name in _SASL:
         return f"Kafka rejects the credentials ({text})"
-    if name == "KafkaConnectionError" and text.endswith(" closed"):
-        return "the connection was closed"
     return _network_reason(error) or f"{name}: {text}"
 
 

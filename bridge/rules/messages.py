@@ -30,6 +30,7 @@ from flowkit.protocol.messages import (
     read_payload,
 )
 from flowkit.text import clean, shorten
+from flowkit.validation.invalid import problem_of
 from flowkit.validation.values import is_node_id, is_task_id
 
 if TYPE_CHECKING:
@@ -290,5 +291,5 @@ def _describe(error: Exception) -> str:
     text = str(error)
     if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        text = ": ".join(part for part in (".".join(map(str, first["loc"])), first["msg"]) if part)
+        text = ": ".join(part for part in (".".join(map(str, first["loc"])), problem_of(first)) if part)
     return shorten(clean(text), _SHOWN_CHARS)

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 import flowkit
 from flowkit.cli import app
 from flowkit.cli.debug.recording import ReadOnly
-from flowkit.cli.debug.report import list_frames
+from flowkit.cli.debug.report import is_same_error, list_frames
 from flowkit.masks import Mask
 from flowkit.testing import GraphRun, run_graph
 from flowkit.worker import Batch, BatchResult, FinalizeResult, RoleHandler, role
@@ -329,6 +329,14 @@ def test_the_error_of_a_batch_is_compared_with_the_stored_one_and_hides_secrets(
         "differs from the stored result: failed by attempt 1"
         in debugger("pulled", "--batch", "b1", "--yes")[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "is_same"),
+    [("no b1, at other.py:7, in read", True), ("no b2, at a.py:3, in read", False), ("", True)],
+)
+def test_the_same_error_may_come_from_another_place(message: str, is_same: bool) -> None:
+    assert is_same_error("bad_input", message, "bad_input: no b1, at a.py:3, in read (worker w)") is is_same
 
 
 def test_a_node_that_sets_batches_aside_says_so_and_keeps_their_errors(debug: Debug) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from typing import TYPE_CHECKING, Any, Self
@@ -11,7 +10,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 from flowkit.testing import memory_database
-from tests.integration.harness import PatientWorker
+from tests.integration.harness import PatientWorker, wait_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +101,7 @@ class KafkaSide:
         """
         while not await self.committed(QUERIES, self.topic("topic_query")):
             await self.send(self.topic("topic_query"), self._query(node, "unknown-role"))
-            await asyncio.sleep(0.2)
+            await wait_seconds(0.2)
         await self.send(self.topic("topic_query"), self._query(node, role or self.role))
 
     def _query(self, node: str, role: str) -> dict[str, Any]:

@@ -142,6 +142,12 @@ def test_error_shows_line_and_column(name: str, text: str, shown: list[str]) -> 
     assert problem_of(name, text) == shown
 
 
+def test_a_place_that_the_reader_tells_in_words_is_that_of_the_error() -> None:
+    first = problem_of("a.json", f'{{"a":\n{"9" * 5_000}}}')[0]
+    assert first.startswith("a.json:2:430")
+    assert first.partition(": ")[2].startswith("number out of range; numbers have")
+
+
 def test_error_in_a_long_line_shows_a_part_of_it() -> None:
     text = json.dumps({"a": ["x" * 10] * 5_000})
     [problem, shown, caret] = problem_of("a.json", f"{text[:-2]} 1]}}")

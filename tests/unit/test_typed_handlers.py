@@ -454,9 +454,15 @@ class Failing(BaseModel):
         raise RuntimeError(f"no {words}")
 
 
+class Loose(BaseModel):
+    value: Any
+
+
 @pytest.mark.parametrize(
     ("result", "problem"),
     [
+        (Loose(value={"\ud800": 1}), "not a valid Loose: it has a text with half of a surrogate pair"),
+        (Loose(value=range), "not a valid Loose: Unable to serialize unknown type: <class 'type'>"),
         (Raw(raw=b"\xff"), "not a valid Raw: it has bytes that are not UTF-8; set ser_json_bytes"),
         (Failing(words=3), "not a valid Failing: the serializer write raised RuntimeError: no 3"),
     ],

@@ -16,6 +16,7 @@ from flowkit.models.admission import Priority
 from flowkit.models.ownership import OwnerKind
 from flowkit.text import shown
 from flowkit.validation.arguments import new_task_id_problem
+from flowkit.validation.invalid import problem_of
 
 SCRIPT_BYTES: Final = 1024 * 1024
 """Largest script of an execution, in bytes of UTF-8."""
@@ -141,4 +142,4 @@ def require(model: type[BaseModel], given: dict[str, Any]) -> None:
 
 def first_problem(error: ValidationError) -> str:
     """Return what the first invalid value must be."""
-    return error.errors()[0]["msg"].removeprefix("Value error, ")
+    return problem_of(error.errors()[0])

@@ -42,7 +42,6 @@ FIRST = datetime(1970, 1, 1, tzinfo=UTC)
 _STEP = timedelta(days=1)
 _WIDER = 4
 _LOOKS = 6
-_SPEC_PROBLEM = "Invalid schedule spec: "
 _PREVIEW = ScheduleState(paused=True, note="FlowKit asks for its times, and deletes this schedule")
 _PREVIEW_MEMO = "flowkit_preview"
 """Key of the time at which a temporary schedule was created, in seconds since the epoch, in its memo."""
@@ -93,7 +92,7 @@ class NominalTimes:
         except RPCError as error:
             if error.status is not RPCStatusCode.INVALID_ARGUMENT:
                 raise
-            raise spec_error(times, one_line(error).removeprefix(_SPEC_PROBLEM)) from None
+            raise spec_error(times, one_line(error)) from None
         if not found:
             raise spec_error(times, "no such time ever comes")
         return found

@@ -195,7 +195,7 @@ def parse_params(model: type[GivenParams], given: Mapping[str, Any], *, strict: 
 
 def _problem_text(problem: Mapping[str, Any]) -> str:
     value = f" is {problem['value']}" if "value" in problem else ""
-    return f"{problem['field']}{value}: {problem['problem'].removeprefix('Value error, ')}"
+    return f"{problem['field']}{value}: {problem['problem']}"
 
 
 # --- the document -------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from flowkit.server.connection import Connection
 from flowkit.server.errors import HttpError, log_unexpected
 from flowkit.server.rights import HttpRoute, Open, SocketRoute, refusal
 from flowkit.text import count_of, kind_of, printable, printed, shown_address, suggestion, truncate
+from flowkit.validation.invalid import problem_of
 from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
 if TYPE_CHECKING:
@@ -487,7 +488,7 @@ def describe_problem(error: ErrorDetails, model: type[BaseModel], secrets: froze
     path = [str(part) for part in error["loc"]]
     hidden = any(part in secrets or is_secret_name(part) for part in path)
     kind = error["type"]
-    problem = error["msg"]
+    problem = problem_of(error)
     if kind == "extra_forbidden":
         known = model.model_fields if len(path) == 1 else ()
         problem = f"there is no such field{suggestion(path[-1][:_NAME_CHARS], known)}"
