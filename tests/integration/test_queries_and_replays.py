@@ -1,4 +1,6 @@
-"""A history replays although queries come while local activities run, or while another engine is frozen."""
+"""A history replays although queries come while local activities run, or while another engine is frozen, and although
+updates that are rejected come between events.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +8,19 @@ import asyncio
 import threading
 import uuid
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from temporalio import activity, workflow
+from temporalio.api.enums.v1 import EventType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import GetSystemInfoRequest, PollWorkflowTaskQueueRequest
+from temporalio.client import WorkflowUpdateFailedError
 from temporalio.service import RPCError
 from temporalio.worker import Replayer, UnsandboxedWorkflowRunner, Worker
 
-from flowkit.engine.activations import OrderedRunner
-from tests.integration.harness import EVENT_TIMEOUT_SEC, wait_seconds
+from flowkit.engine.activations import OrderedRunner, allow_long_workflow_tasks
+from tests.integration.harness import EVENT_TIMEOUT_SEC, eventually, wait_seconds
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -143,6 +147,120 @@ class CountsSignals:
             echo, number, activity_id=f"with {number}", schedule_to_close_timeout=FOREVER
         )
         return number
+
+
+class Blocked:
+    """Keeps the threads of an engine busy."""
+
+    def __init__(self) -> None:
+        self.count = threading.Semaphore(0)
+        self.may_end = threading.Event()
+
+
+blocked = Blocked()
+
+
+@activity.defn
+async def end(number: int) -> int:
+    """Take as long as the test wants."""
+    await asyncio.to_thread((moments.first_may_end, moments.second_may_end)[number].wait, EVENT_TIMEOUT_SEC)
+    return number
+
+
+@workflow.defn(name="Task")
+class CountsEnds:
+    """Runs an activity with the number of the activities that have ended in its first activation with one."""
+
+    def __init__(self) -> None:
+        self._is_over = False
+
+    @workflow.signal
+    def notify(self) -> None:
+        """Do nothing."""
+
+    @workflow.signal
+    def block(self) -> None:
+        self._is_over = True
+        blocked.count.release()
+        blocked.may_end.wait(EVENT_TIMEOUT_SEC)
+
+    @workflow.update
+    def change(self) -> None:
+        raise AssertionError("the validator has accepted a change")
+
+    @change.validator
+    def refuse(self) -> None:
+        raise ValueError("nothing can be changed")
+
+    @workflow.run
+    async def run(self, counts: bool) -> int:
+        if not counts:
+            await workflow.wait_condition(lambda: self._is_over)
+            return 0
+        ends = [
+            workflow.start_activity(end, number, schedule_to_close_timeout=FOREVER) for number in range(2)
+        ]
+        await workflow.wait_condition(lambda: any(each.done() for each in ends))
+        count = sum(each.done() for each in ends)
+        await asyncio.gather(*ends)
+        await workflow.execute_activity(
+            echo, count, activity_id=f"with {count}", schedule_to_close_timeout=FOREVER
+        )
+        return count
+
+
+async def test_history_replays_although_a_rejected_update_came_between_events_that_led_to_no_command(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The update causes a workflow task, in whose history the second event comes before the engine can start it. A
+    replay takes the workflow task before it, of the first event, for a heartbeat of this one.
+    """
+    monkeypatch.setitem(globals(), "moments", Moments())
+    monkeypatch.setitem(globals(), "blocked", Blocked())
+    client = await harness.client()
+    queue = f"updates-{uuid.uuid4().hex[:8]}"
+    worker = allow_long_workflow_tasks(
+        Worker(
+            client,
+            task_queue=queue,
+            workflows=[CountsEnds],
+            activities=[echo, end],
+            workflow_runner=runner(),
+            max_concurrent_workflow_tasks=2,
+        )
+    )
+
+    async def started(*, counts: bool) -> Any:
+        return await client.start_workflow(
+            CountsEnds.run, counts, id=uuid.uuid4().hex, task_queue=queue, task_timeout=FOREVER
+        )
+
+    async def has(kind: int, count: int) -> bool:
+        events = (await handle.fetch_history()).events
+        return sum(bool(each.event_type == kind) for each in events) >= count
+
+    async with worker:
+        blockers = [await started(counts=False) for _ in range(2)]
+        handle = await started(counts=True)
+        await eventually(lambda: has(EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, 1))
+        await handle.signal(CountsEnds.notify)
+        await eventually(lambda: has(EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, 2))
+        moments.first_may_end.set()
+        await eventually(lambda: has(EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, 3))
+        for each in blockers:
+            await each.signal(CountsEnds.block)
+        for _ in blockers:
+            assert await asyncio.to_thread(blocked.count.acquire, timeout=EVENT_TIMEOUT_SEC)
+        update = asyncio.create_task(handle.execute_update(CountsEnds.change))
+        await wait_seconds(0.5)
+        moments.second_may_end.set()
+        await eventually(lambda: has(EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED, 2))
+        blocked.may_end.set()
+        with pytest.raises(WorkflowUpdateFailedError):
+            await update
+        assert await handle.result() in (1, 2)
+    replayer = Replayer(workflows=[CountsEnds], workflow_runner=runner())
+    await replayer.replay_workflow(await handle.fetch_history())
 
 
 async def take_workflow_task(client: Client, queue: str) -> None:

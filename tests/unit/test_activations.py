@@ -287,6 +287,49 @@ def test_a_workflow_task_does_not_fail_if_the_events_before_it_led_to_no_command
     assert activations.run(activation("signal_workflow", events=11, task=20)).HasField("successful")
 
 
+@pytest.mark.parametrize(
+    ("timers", "last", "is_replayed", "fails"),
+    [
+        ((False, False), ("do_update", "signal_workflow"), False, True),
+        ((True, False), ("do_update", "signal_workflow"), False, False),  # a replay divides the first two
+        ((False, True), ("do_update", "signal_workflow"), False, False),
+        (
+            (False, False),
+            ("signal_workflow",),
+            False,
+            False,
+        ),  # the event caused the workflow task, and is before it
+        ((False, False), ("do_update",), False, False),
+        (
+            (False, False),
+            ("do_update", "signal_workflow"),
+            True,
+            False,
+        ),  # what was replayed is divided already
+    ],
+)
+def test_a_workflow_task_fails_if_a_replay_may_take_the_one_before_for_its_heartbeat(
+    timers: tuple[bool, bool], last: tuple[str, ...], is_replayed: bool, fails: bool
+) -> None:
+    instance = Instance()
+    activations = activations_of(instance)
+    for number, adds_timers in enumerate(timers):
+        instance.adds_timers = adds_timers
+        before = activation("signal_workflow", events=7 + 5 * number, task=2 + number)
+        before.is_replaying = is_replayed
+        activations.run(before)
+    assert activations.run(activation(*last, events=17, task=4)).HasField("failed") is fails
+
+
+def test_rejected_updates_between_events_do_not_end_a_silence() -> None:
+    instance = Instance()
+    instance.adds_timers = False
+    activations = activations_of(instance)
+    for number, jobs in enumerate((["signal_workflow"], ["signal_workflow"], ["do_update"], ["do_update"])):
+        activations.run(activation(*jobs, events=7 + 5 * number, task=2 + number))
+    assert activations.run(activation("do_update", "fire_timer", events=30, task=9)).HasField("failed")
+
+
 @pytest.mark.parametrize("what", ["no query", "an update", "a replay", "a later query"])
 def test_events_that_no_query_can_have_brought_are_of_this_engine(
     what: str, monkeypatch: pytest.MonkeyPatch

@@ -18,16 +18,20 @@ It divides a history into activations in another way in a replay than in an engi
   out there. The SDK runs the workflow with them, as with those of a workflow task of its own. The next one
   has the events that came later. A replay has all of them in one activation, because it knows nothing of a
   workflow task that has timed out.
+* A workflow task has events that lead to no command, as did the one before, and an update causes the next one. If an
+  event arrives before that one starts, it keeps its place in the history even if the update is rejected. A replay takes
+  the first for a heartbeat of the second, and has the events of both in one activation
+  (https://github.com/temporalio/sdk-rust/issues/1606).
 
 All lead to other commands, so that the history could never be replayed. Here, events wait for their workflow task, the
 updates of an activation come last, and updates and queries wait while a local activity runs. Such an activity is short.
 The answers leave together with the commands that follow its end. The server sends a query again that has no answer.
 
-In the last case, nothing in an activation says whose events it has. The workflow task that follows such a
-query fails if the one before may have timed out elsewhere (`Activations._may_have_timed_out`): the history
-has grown by fewer events than it would with the commands that this engine has sent. The SDK then forgets the
-workflow, the server sends the workflow task again, and the engine runs the workflow anew from its history.
-Events that led to no command do no harm.
+In the last two cases, nothing in an activation says how a replay would divide its events. The workflow task that
+follows such a query fails if the one before may have timed out elsewhere (`Activations._may_have_timed_out`): the
+history has grown by fewer events than it would with the commands that this engine has sent. A workflow task with events
+and updates fails if the one before may be taken for its heartbeat (`_Silence`). The SDK then forgets the workflow,
+the server sends the workflow task again, and the engine runs the workflow anew from its history, as a replay does.
 
 A workflow task can take longer than two seconds: the graph is large and the machine is busy, or the process was stopped
 for a while. The SDK takes that for a deadlock: it fails the workflow task, raises an exception in its thread, and calls
@@ -94,8 +98,8 @@ _Kind: TypeAlias = tuple[str, int]
 """The kind of a command, and its sequence number; 0 for one without."""
 
 REPEATED = (
-    "A query brought this engine events of a workflow task that may have timed out in another engine. "
-    "The workflow task is repeated from the history. No action is needed."
+    "A replay might divide the latest events into other workflow tasks than this engine has. The workflow task is "
+    "repeated from the history. No action is needed."
 )
 """The message of a workflow task that fails so that the engine runs the workflow anew."""
 _TOO_LONG = (
@@ -197,6 +201,7 @@ class Activations:
         """The latest activation with events that are new to this engine, and what it led to."""
         self._is_foreign = False
         """Whether a query may have brought the new events, so that their workflow task may belong to another engine."""
+        self._silence = _Silence()
 
     def run(self, activation: Any) -> Any:
         """Return the completion of an activation."""
@@ -208,7 +213,7 @@ class Activations:
             activation.history_length, activation.history_size_bytes
         ):
             LONG_HISTORIES.add()
-        if self._may_have_timed_out(activation):
+        if self._may_have_timed_out(activation) or self._silence.may_end_with(activation):
             return _failure(activation)
         if activation.history_length != self._events:
             self._queries = []
@@ -220,6 +225,7 @@ class Activations:
             activation = _with_jobs(activation, [*held, *activation.jobs])
         completion = self._with_answers(activation, self._run_in_order(activation))
         self._note_new_events(activation, completion)
+        self._silence.note(activation, completion)
         return completion
 
     def _ask(self, activation: Any) -> Any:
@@ -325,6 +331,48 @@ class Activations:
         return completion
 
 
+class _Silence:
+    """Finds a workflow task whose events a replay may have together with those of the workflow task before it.
+
+    The one before has events, and neither it nor the one before that led to a command: else a replay divides them.
+    """
+
+    def __init__(self) -> None:
+        self._length = 0
+        """The length of the history in the latest workflow task."""
+        self._commands: list[_Kind] = []
+        """The commands of that workflow task which become events."""
+        self._has_events = False
+        """Whether that workflow task had events that were new to this engine."""
+        self._follows_silence = True
+        """Whether the workflow task before that one led to no command, or did not exist."""
+        self._is_open = False
+        """Whether an earlier workflow task may be one with the next: none has led to a command since."""
+
+    def may_end_with(self, activation: Any) -> bool:
+        """Return whether a replay may have the events of an activation together with earlier ones.
+
+        Only an update causes a workflow task without an event before it.
+        """
+        is_next = activation.history_length > self._length and not activation.is_replaying
+        has_update = any(job.HasField("do_update") for job in activation.jobs)
+        return is_next and has_update and _has_events(activation) and self._stays_open
+
+    @property
+    def _stays_open(self) -> bool:
+        return (self._is_open or (self._follows_silence and self._has_events)) and not _lasting(
+            self._commands
+        )
+
+    def note(self, activation: Any, completion: Any) -> None:
+        """Note the events of an activation, and the commands to which they led."""
+        if activation.history_length > self._length:
+            self._is_open, self._follows_silence = self._stays_open, not _lasting(self._commands)
+            self._length, self._commands, self._has_events = activation.history_length, [], False
+        self._has_events |= _has_events(activation) and not activation.is_replaying
+        self._commands += [_kind_of(each) for each in completion.successful.commands if _is_recorded(each)]
+
+
 @dataclass(frozen=True, slots=True)
 class _NewEvents:
     """An activation that was no replay: the latest one, or several of one workflow task."""
@@ -375,6 +423,22 @@ def _events_of(commands: Sequence[_Kind]) -> int:
     started = {each for each in commands if each[0] in _CANCELS.values()}
     ended = {(_CANCELS[kind], seq) for kind, seq in commands if kind in _CANCELS}
     return len(started - ended) + sum(kind in _ONE_EVENT for kind, _ in commands)
+
+
+def _lasting(commands: Sequence[_Kind]) -> set[_Kind]:
+    """Return the commands of a workflow task of which an event is left: not those that another one of them undoes."""
+    undone = {(_CANCELS[kind], seq) for kind, seq in commands if kind in _CANCELS}
+    return {(_CANCELS.get(kind, kind), seq) for kind, seq in commands} - (undone & {*commands})
+
+
+def _is_recorded(command: Any) -> bool:
+    """Return whether a command becomes an event. The answer to a query, and the rejection of an update, do not."""
+    is_rejection = command.HasField("update_response") and command.update_response.HasField("rejected")
+    return not is_rejection and not command.HasField("respond_to_query")
+
+
+def _has_events(activation: Any) -> bool:
+    return any(_events_before(job) or job.HasField("initialize_workflow") for job in activation.jobs)
 
 
 def _events_before(job: Any) -> int:
