@@ -204,6 +204,7 @@ def list_actions(applied: Iterable[AppliedAction]) -> list[Fields]:
             "by": each.by,
             "reason": each.reason,
             "what": each.what,
+            "names": each.names,
             "affected": each.affected,
         }
         for each in applied

@@ -268,6 +268,15 @@ def test_input_may_be_empty() -> None:
     assert parse_action("resume", {"scopes": ["node:a"]}) == Resume(scopes=("node:a",))
 
 
+@pytest.mark.parametrize(
+    ("names", "kept"), [(("node:a, b", "role:r"), ["node:a, b", "role:r"]), (("node:" + "a" * 500,), [])]
+)
+def test_the_audit_keeps_names_whole_or_not_at_all(names: tuple[str, ...], kept: list[str]) -> None:
+    audit = Audit()
+    audit.add("resume", Resume(), Plan(what=", ".join(names), names=names), 1.0, "u")
+    assert audit.entries[0].names == kept
+
+
 def test_audit_counts_all_actions_and_keeps_the_latest() -> None:
     audit = Audit()
     for number in range(APPLIED_ACTIONS + 5):

@@ -167,10 +167,14 @@ def test_pauses_prerequisites_and_full_windows_hold_nodes() -> None:
         {"node_id": "b", "type": "s", "status": "running"},
         {"node_id": "c", "type": "s", "status": "queued"},
     ]
-    applied = [("pause", 10.0, "node:a, role:gone"), ("satisfy", 30.0, "data"), ("resume", 60.0, "node:a")]
+    applied = [
+        ("pause", 10.0, ["node:a", "role:gone"]),
+        ("satisfy", 30.0, ["data"]),
+        ("resume", 60.0, ["node:a"]),
+    ]
     actions = [
-        {"revision": at, "action": name, "at": moment(when), "what": what}
-        for at, (name, when, what) in enumerate(applied, 1)
+        {"revision": at, "action": name, "at": moment(when), "names": names}
+        for at, (name, when, names) in enumerate(applied, 1)
     ]
     document = {**make_document(*nodes, started_at=0.0), "coordinator": {"actions": actions}}
     observed = HistoryWaits(["a", "b", "c"])

@@ -92,6 +92,8 @@ class Plan:
 
     what: str
     """What the action is about, for the audit."""
+    names: tuple[str, ...] = ()
+    """The scopes or the prerequisite that it is about."""
     changes: Sequence[Change] = ()
     notes: tuple[str, ...] = ()
     pauses: tuple[str, ...] = ()
@@ -605,6 +607,7 @@ def plan_satisfaction(action: Satisfy, task: TaskSnapshot) -> Plan:
     lacking = {node.index: node.node_id for node in open_nodes if {*node.prerequisites} - satisfied}
     return Plan(
         what=action.prerequisite,
+        names=(action.prerequisite,),
         changes=[
             Change(
                 index=node.index,
@@ -708,6 +711,7 @@ def plan_pause(action: Pause, task: TaskSnapshot) -> Plan:
         )
     return Plan(
         what=", ".join(new or scopes),
+        names=tuple(new or scopes),
         changes=[_paused(index, states[index], runs_on=index in finish) for index in open_nodes],
         notes=tuple(notes),
         pauses=new,
@@ -739,9 +743,11 @@ def plan_resume(action: Resume, task: TaskSnapshot) -> Plan:
     freed = pauses.paused_only_by(ends)
     covered = {index for scope in ends for index in pauses.nodes_of(scope)}
     still = [index for index in covered - freed if not states[index].status.ended]
+    ended = tuple(scope for scope in known if scope in ends)
     rest = [scope for scope in known if scope not in ends]
     return Plan(
-        what=", ".join(scope for scope in known if scope in ends),
+        what=", ".join(ended),
+        names=ended,
         changes=[
             Change(index=index, from_=_held_name(states[index]), to=states[index].status.value)
             for index in sorted(freed)
@@ -797,6 +803,7 @@ class Audit:
                 by=action.by,
                 reason=action.reason,
                 what=truncate(planned.what, ACTION_TEXT_CHARS),
+                names=[*planned.names] if sum(map(len, planned.names)) <= ACTION_TEXT_CHARS else [],
                 affected=len(planned.changes),
                 update_id=update_id,
             )

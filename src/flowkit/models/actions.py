@@ -31,7 +31,9 @@ class AppliedAction:
     by: str = ""
     reason: str = ""
     what: str = ""
-    """What the action was about, such as the scopes of a pause."""
+    """What the action was about, for people."""
+    names: list[str] = field(default_factory=list)
+    """The scopes of a pause or of its end, or the prerequisite that became satisfied; empty if they are too long."""
     affected: int = 0
     """Number of affected nodes."""
     update_id: str = ""

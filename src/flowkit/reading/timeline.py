@@ -468,7 +468,7 @@ def _list_waits(
         with suppress(ActionRejected):
             for index in pauses.nodes_of(scope):
                 waits[index].append(WaitSpan(part=TimePart.PEOPLE, since=since, until=until))
-    satisfied = {each.what: each.at for each in actions if each.action == SATISFY}
+    satisfied = {name: each.at for each in actions if each.action == SATISFY for name in each.names}
     for node in graph.nodes:
         for name in node.prerequisites:
             until = satisfied.get(name, math.inf)
@@ -480,7 +480,7 @@ def _list_pauses(actions: Iterable[AppliedAction]) -> Iterator[tuple[str, float,
     """Yield each paused scope with when its pause began and ended."""
     paused: dict[str, float] = {}
     for action in actions:
-        for scope in action.what.split(", "):
+        for scope in action.names:
             if action.action == PAUSE:
                 paused.setdefault(scope, action.at)
             elif action.action == RESUME and scope in paused:
