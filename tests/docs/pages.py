@@ -4,6 +4,7 @@ Readers do not see these comments, neither on GitHub nor on the site:
 
     <!-- file: shop.py -->              the block is the content of this file
     <!-- terminal: up, until: READY --> the command runs in its own terminal; it is ready when it prints READY
+    <!-- until: deferred -->           without a terminal: the command is repeated until it prints deferred
     <!-- press: Ctrl-C in up -->        without a block: the reader presses Ctrl-C in that terminal
     <!-- exit: 1 -->                    the exit code of the last command in the block
     <!-- not run: REASON -->            the block is not run; only its syntax and options are checked

@@ -25,6 +25,10 @@ REMEMBER = 'trap \'code=$?; export -p > "$STATE/exports"; pwd > "$STATE/folder";
 RECALL = 'source "$STATE/exports"; cd "$(cat "$STATE/folder")"; set -e\n'
 
 
+_MOST_REPEATS = 100
+"""How often a command is repeated. Each takes some tenths of a second."""
+
+
 class Terminal:
     """A command that runs while the reader does other things."""
 
@@ -147,7 +151,12 @@ class Reader:
     def _run_block(self, block: Block) -> str:
         command, name = self._with_replacements(block.text), block.marks.get("terminal")
         if name is None:
-            return self._run(command, block)
+            wanted, output = self._with_replacements(block.marks.get("until", "")), self._run(command, block)
+            for _ in range(_MOST_REPEATS):
+                if wanted in output:
+                    return output
+                output = self._run(command, block)
+            raise AssertionError(f"{block.place} never printed {wanted!r}:\n{output}")
         words = ["bash", "-c", RECALL + command]
         terminal = self._terminals[name] = Terminal(words, self.folder, self._environment)
         terminal.wait_for(self._with_replacements(block.marks["until"]))
