@@ -119,7 +119,7 @@ export class Timeline {
     };
     const ticks = ticksOf(this.scale);
     const here = open && ticks.length ? place(this.now) : null;
-    const shown = ticks.filter((each) => here === null || here - place(each) > 0.08 || place(each) > here);
+    const shown = ticks.filter((each) => here === null || here - place(each) > 0.18 || place(each) > here);
     update(this.axis, h("div", { class: "on-track" },
       shown.map((each) => at(h("span", { title: clock(each) }, timeOfDay(each)), place(each))),
       here !== null && at(h("span", { class: "now", title: clock(this.now) }, "now"), here)));
