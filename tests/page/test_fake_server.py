@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,6 +227,10 @@ async def test_the_timeline_has_an_axis_the_waits_and_now(fake: Open) -> None:
     labels = await axis.locator("span:not(.now)").all_inner_texts()
     assert len(labels) >= 2
     assert all(re.match(r"\d+:\d\d", each) for each in labels)
+    ends = await page.evaluate("""[...document.querySelectorAll('.timeline-axis span')]
+      .map((each) => each.getBoundingClientRect()).sort((a, b) => a.left - b.left)
+      .map((each) => [each.left, each.right])""")
+    assert all(left[1] <= right[0] for left, right in pairwise(ends)), ends
     lines = await page.evaluate("""[...document.querySelectorAll('.timeline-marks .now, .bar.running')]
       .map((each) => each.getBoundingClientRect().right)""")
     assert abs(lines[0] - lines[1]) < 6

@@ -9,6 +9,7 @@ const ROW = 24;
 const EXTRA = 10;
 const IDLE_SEC = 5;
 const TICKS = 6; // about as many labels of the axis
+const LABEL = 0.14; // the share of the axis that a label takes beside the panel of a node
 const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, 86_400];
 
 // Return a function from a time to a place between 0 and 1, the pieces of time that are drawn, and the places where others
@@ -54,8 +55,7 @@ export function ticksOf({ place, pieces, length }) {
     const first = Math.ceil((from - zone) / step) * step + zone;
     return [from, ...Array.from({ length: Math.max(0, Math.floor((to - first) / step) + 1) }, (_, index) => first + index * step)];
   });
-  const apart = 0.6 / TICKS;
-  return times.reduce((kept, at) => (kept.length && place(at) - place(kept[kept.length - 1]) < apart ? kept : [...kept, at]), []);
+  return times.reduce((kept, at) => (kept.length && place(at) - place(kept[kept.length - 1]) < LABEL ? kept : [...kept, at]), []);
 }
 
 // Return the rows: each attempt with the waits before it, the last one also with those after it, and nodes that have only
@@ -119,7 +119,7 @@ export class Timeline {
     };
     const ticks = ticksOf(this.scale);
     const here = open && ticks.length ? place(this.now) : null;
-    const shown = ticks.filter((each) => here === null || here - place(each) > 0.18 || place(each) > here);
+    const shown = ticks.filter((each) => here === null || here - place(each) > LABEL * 1.3 || place(each) > here);
     update(this.axis, h("div", { class: "on-track" },
       shown.map((each) => at(h("span", { title: clock(each) }, timeOfDay(each)), place(each))),
       here !== null && at(h("span", { class: "now", title: clock(this.now) }, "now"), here)));
