@@ -201,6 +201,8 @@ ID_CHARS = 200
 CANCEL_REASON_CHARS = 1_000
 """Longest reason of a cancel request; longer ones are truncated."""
 
+ACTION_NAMES_CHARS = 2_000
+"""Longest names of an action together in the audit, in characters; longer ones are left out."""
 ACTION_TEXT_CHARS = 500
 """Longest `reason` and `by` of an action on a running task."""
 

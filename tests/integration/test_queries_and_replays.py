@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
+from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -172,6 +174,7 @@ class CountsEnds:
     """Runs an activity with the number of the activities that have ended in its first activation with one."""
 
     def __init__(self) -> None:
+        self._count = 0
         self._is_over = False
 
     @workflow.signal
@@ -179,88 +182,140 @@ class CountsEnds:
         """Do nothing."""
 
     @workflow.signal
+    def finish(self) -> None:
+        self._is_over = True
+
+    @workflow.signal
     def block(self) -> None:
         self._is_over = True
         blocked.count.release()
         blocked.may_end.wait(EVENT_TIMEOUT_SEC)
 
+    @workflow.query
+    def ended(self) -> int:
+        return self._count
+
     @workflow.update
-    def change(self) -> None:
-        raise AssertionError("the validator has accepted a change")
+    def change(self, accepts: bool) -> bool:
+        return accepts
 
     @change.validator
-    def refuse(self) -> None:
-        raise ValueError("nothing can be changed")
+    def refuse(self, accepts: bool) -> None:
+        if not accepts:
+            raise ValueError("nothing can be changed")
 
     @workflow.run
-    async def run(self, counts: bool) -> int:
-        if not counts:
-            await workflow.wait_condition(lambda: self._is_over)
-            return 0
-        ends = [
-            workflow.start_activity(end, number, schedule_to_close_timeout=FOREVER) for number in range(2)
-        ]
-        await workflow.wait_condition(lambda: any(each.done() for each in ends))
-        count = sum(each.done() for each in ends)
-        await asyncio.gather(*ends)
-        await workflow.execute_activity(
-            echo, count, activity_id=f"with {count}", schedule_to_close_timeout=FOREVER
+    async def run(self, activities: str | None) -> int:
+        if activities is not None:
+            ends = [
+                workflow.start_activity(end, number, task_queue=activities, schedule_to_close_timeout=FOREVER)
+                for number in range(2)
+            ]
+            await workflow.wait_condition(lambda: any(each.done() for each in ends))
+            self._count = sum(each.done() for each in ends)
+            await asyncio.gather(*ends)
+        await workflow.wait_condition(lambda: self._is_over)
+        if activities is not None:
+            await workflow.execute_activity(
+                echo,
+                self._count,
+                activity_id=f"with {self._count}",
+                task_queue=activities,
+                schedule_to_close_timeout=FOREVER,
+            )
+        return self._count
+
+
+class Interrupted:
+    """A run in whose history an update causes a workflow task, and an event comes before that can start."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._queue = f"updates-{uuid.uuid4().hex[:8]}"
+        self.handle: Any = None
+
+    def activities(self) -> Worker:
+        return Worker(self._client, task_queue=f"{self._queue}-activities", activities=[echo, end])
+
+    def engine(self) -> Worker:
+        return allow_long_workflow_tasks(
+            Worker(
+                self._client,
+                task_queue=self._queue,
+                workflows=[CountsEnds],
+                workflow_runner=runner(),
+                max_concurrent_workflow_tasks=2,
+            )
         )
-        return count
 
-
-async def test_history_replays_although_a_rejected_update_came_between_events_that_led_to_no_command(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The update causes a workflow task, in whose history the second event comes before the engine can start it. A
-    replay takes the workflow task before it, of the first event, for a heartbeat of this one.
-    """
-    monkeypatch.setitem(globals(), "moments", Moments())
-    monkeypatch.setitem(globals(), "blocked", Blocked())
-    client = await harness.client()
-    queue = f"updates-{uuid.uuid4().hex[:8]}"
-    worker = allow_long_workflow_tasks(
-        Worker(
-            client,
-            task_queue=queue,
-            workflows=[CountsEnds],
-            activities=[echo, end],
-            workflow_runner=runner(),
-            max_concurrent_workflow_tasks=2,
-        )
-    )
-
-    async def started(*, counts: bool) -> Any:
-        return await client.start_workflow(
-            CountsEnds.run, counts, id=uuid.uuid4().hex, task_queue=queue, task_timeout=FOREVER
+    async def _start(self, activities: str | None) -> Any:
+        return await self._client.start_workflow(
+            CountsEnds.run, activities, id=uuid.uuid4().hex, task_queue=self._queue, task_timeout=FOREVER
         )
 
-    async def has(kind: int, count: int) -> bool:
-        events = (await handle.fetch_history()).events
+    async def _has(self, kind: int, count: int, handle: Any = None) -> bool:
+        events = (await (handle or self.handle).fetch_history()).events
         return sum(bool(each.event_type == kind) for each in events) >= count
 
-    async with worker:
-        blockers = [await started(counts=False) for _ in range(2)]
-        handle = await started(counts=True)
-        await eventually(lambda: has(EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, 1))
-        await handle.signal(CountsEnds.notify)
-        await eventually(lambda: has(EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, 2))
+    async def begin(self) -> None:
+        """Start the run, with two workflow tasks that lead to no command. The first activity ends in the second."""
+        self.handle = await self._start(f"{self._queue}-activities")
+        for count, proceed in enumerate((self._notify, self._end_first), 1):
+            await eventually(partial(self._has, EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, count))
+            await proceed()
+        await eventually(partial(self._has, EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, 3))
+
+    async def _notify(self) -> None:
+        await self.handle.signal(CountsEnds.notify)
+
+    async def _end_first(self) -> None:
         moments.first_may_end.set()
-        await eventually(lambda: has(EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, 3))
+
+    async def update(self, *, accepts: bool) -> None:
+        """Send an update while the engine is busy. The second activity ends before the engine is idle again."""
+        blockers = [await self._start(None) for _ in range(2)]
+        for each in blockers:
+            await eventually(partial(self._has, EventType.EVENT_TYPE_WORKFLOW_TASK_COMPLETED, 1, each))
         for each in blockers:
             await each.signal(CountsEnds.block)
         for _ in blockers:
             assert await asyncio.to_thread(blocked.count.acquire, timeout=EVENT_TIMEOUT_SEC)
-        update = asyncio.create_task(handle.execute_update(CountsEnds.change))
+        update = asyncio.create_task(self.handle.execute_update(CountsEnds.change, accepts))
         await wait_seconds(0.5)
         moments.second_may_end.set()
-        await eventually(lambda: has(EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED, 2))
+        await eventually(partial(self._has, EventType.EVENT_TYPE_ACTIVITY_TASK_COMPLETED, 2))
         blocked.may_end.set()
-        with pytest.raises(WorkflowUpdateFailedError):
+        with nullcontext() if accepts else pytest.raises(WorkflowUpdateFailedError):
             await update
-        assert await handle.result() in (1, 2)
+        await self.handle.signal(CountsEnds.finish)
+
+
+@pytest.mark.parametrize(
+    ("engine", "accepts"), [("same", False), ("new", True), ("asked", False)], ids=["same", "new", "asked"]
+)
+async def test_history_replays_although_an_update_came_between_events_that_led_to_no_command(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, engine: str, accepts: bool
+) -> None:
+    """A replay takes the workflow task of the first event for a heartbeat of the second one, unless the acceptance of
+    the update is its first command. A new engine may have run the first one again, for a query, before the second came.
+    """
+    monkeypatch.setitem(globals(), "moments", Moments())
+    monkeypatch.setitem(globals(), "blocked", Blocked())
+    run = Interrupted(await harness.client())
+    async with run.activities():
+        async with run.engine():
+            await run.begin()
+            if engine == "same":
+                await run.update(accepts=accepts)
+                await run.handle.result()
+        if engine != "same":
+            async with run.engine():
+                if engine == "asked":
+                    assert await run.handle.query(CountsEnds.ended) == 1
+                await run.update(accepts=accepts)
+                await run.handle.result()
     replayer = Replayer(workflows=[CountsEnds], workflow_runner=runner())
-    await replayer.replay_workflow(await handle.fetch_history())
+    await replayer.replay_workflow(await run.handle.fetch_history())
 
 
 async def take_workflow_task(client: Client, queue: str) -> None:

@@ -321,6 +321,44 @@ def test_a_workflow_task_fails_if_a_replay_may_take_the_one_before_for_its_heart
     assert activations.run(activation(*last, events=17, task=4)).HasField("failed") is fails
 
 
+def test_a_replay_for_a_query_does_not_know_what_comes_next() -> None:
+    instance = Instance()
+    instance.adds_timers = False
+    activations = activations_of(instance)
+    for number in range(2):
+        before = activation("signal_workflow", events=7 + 5 * number, task=2 + number)
+        before.is_replaying = True
+        activations.run(before)
+    activations.run(legacy_query())
+    last = activation("do_update", "signal_workflow", events=17, task=4)
+    assert activations.run(last).HasField("failed")
+
+
+@pytest.mark.parametrize(
+    ("jobs", "commands"),
+    [
+        (("do_update",), ["update_response"]),
+        (("do_update", "signal_workflow"), ["modify_workflow_properties", "update_response"]),
+        (("do_update", "fire_timer"), ["start_timer", "update_response"]),
+    ],
+)
+def test_an_acceptance_is_not_the_first_command_of_a_workflow_task_with_events(
+    jobs: tuple[str, ...], commands: list[str]
+) -> None:
+    def accept(given: WorkflowActivation) -> WorkflowActivationCompletion:
+        completion = WorkflowActivationCompletion()
+        completion.successful.SetInParent()
+        for job in given.jobs:
+            if job.HasField("do_update"):
+                completion.successful.commands.add().update_response.accepted.SetInParent()
+            elif job.HasField("fire_timer"):
+                completion.successful.commands.add().start_timer.seq = 1
+        return completion
+
+    done = Activations(accept, timedelta(seconds=10)).run(activation(*jobs))
+    assert [str(each.WhichOneof("variant")) for each in done.successful.commands] == commands
+
+
 def test_rejected_updates_between_events_do_not_end_a_silence() -> None:
     instance = Instance()
     instance.adds_timers = False

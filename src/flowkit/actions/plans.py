@@ -41,6 +41,7 @@ from flowkit.graph.field_checks import json_bytes, node_field_problems
 from flowkit.limits import (
     ACTION_AFFECTED,
     ACTION_RESULTS_BYTES,
+    ACTION_NAMES_CHARS,
     ACTION_SCOPES,
     ACTION_TEXT_CHARS,
     APPLIED_ACTIONS,
@@ -803,7 +804,7 @@ class Audit:
                 by=action.by,
                 reason=action.reason,
                 what=truncate(planned.what, ACTION_TEXT_CHARS),
-                names=[*planned.names] if sum(map(len, planned.names)) <= ACTION_TEXT_CHARS else [],
+                names=[*planned.names] if sum(map(len, planned.names)) <= ACTION_NAMES_CHARS else [],
                 affected=len(planned.changes),
                 update_id=update_id,
             )

@@ -21,7 +21,8 @@ It divides a history into activations in another way in a replay than in an engi
 * A workflow task has events that lead to no command, as did the one before, and an update causes the next one. If an
   event arrives before that one starts, it keeps its place in the history even if the update is rejected. A replay takes
   the first for a heartbeat of the second, and has the events of both in one activation
-  (https://github.com/temporalio/sdk-rust/issues/1606).
+  (https://github.com/temporalio/sdk-rust/issues/1606). But it divides them where the acceptance of the update is the
+  first command, which an engine that runs the history anew does not know.
 
 All lead to other commands, so that the history could never be replayed. Here, events wait for their workflow task, the
 updates of an activation come last, and updates and queries wait while a local activity runs. Such an activity is short.
@@ -31,7 +32,9 @@ In the last two cases, nothing in an activation says how a replay would divide i
 follows such a query fails if the one before may have timed out elsewhere (`Activations._may_have_timed_out`): the
 history has grown by fewer events than it would with the commands that this engine has sent. A workflow task with events
 and updates fails if the one before may be taken for its heartbeat (`_Silence`). The SDK then forgets the workflow,
-the server sends the workflow task again, and the engine runs the workflow anew from its history, as a replay does.
+the server sends the workflow task again, and the engine runs the workflow anew from its history, as a replay does. A
+command that changes nothing comes before the acceptance of an update in a workflow task with events, so that a replay
+does not divide them.
 
 A workflow task can take longer than two seconds: the graph is large and the machine is busy, or the process was stopped
 for a while. The SDK takes that for a deadlock: it fails the workflow task, raises an exception in its thread, and calls
@@ -93,6 +96,9 @@ _ONE_EVENT = (
 """Commands that are one event each. A local activity is one when it has ended."""
 _CANCELS = {"request_cancel_activity": "schedule_activity", "cancel_timer": "start_timer"}
 """Commands, and those of which no event is left if both are in one workflow task."""
+
+_NO_FIELD = "flowkit_none"
+"""A field that no memo has. To delete it becomes an event, and changes nothing."""
 
 _Kind: TypeAlias = tuple[str, int]
 """The kind of a command, and its sequence number; 0 for one without."""
@@ -213,7 +219,7 @@ class Activations:
             activation.history_length, activation.history_size_bytes
         ):
             LONG_HISTORIES.add()
-        if self._may_have_timed_out(activation) or self._silence.may_end_with(activation):
+        if self._may_have_timed_out(activation) or self._silence.may_end_with(activation, self._held):
             return _failure(activation)
         if activation.history_length != self._events:
             self._queries = []
@@ -231,6 +237,8 @@ class Activations:
     def _ask(self, activation: Any) -> Any:
         """Run queries, or keep them if they have come with a workflow task in which a local activity runs."""
         is_legacy = any(job.query_workflow.query_id == _LEGACY_QUERY for job in activation.jobs)
+        if is_legacy:
+            self._silence.note_end()
         if is_legacy and self._new is not None and time.monotonic() - self._new.ended < _SOON_SEC:
             self._is_foreign = True
         if not self._local or is_legacy:
@@ -308,6 +316,8 @@ class Activations:
         both = self._run_jobs(activation, waiting)
         if not both.HasField("failed"):
             _count_updates(waiting, both.successful.commands)
+            if self._silence.begins_with_acceptance(activation, first, both):
+                both = _with_first_command(both)
         if both.HasField("failed") or first is None:
             return both
         commands = [*first.successful.commands, *both.successful.commands]
@@ -332,7 +342,7 @@ class Activations:
 
 
 class _Silence:
-    """Finds a workflow task whose events a replay may have together with those of the workflow task before it.
+    """Finds a workflow task whose events a replay has together with those of the workflow task before it.
 
     The one before has events, and neither it nor the one before that led to a command: else a replay divides them.
     """
@@ -343,34 +353,56 @@ class _Silence:
         self._commands: list[_Kind] = []
         """The commands of that workflow task which become events."""
         self._has_events = False
-        """Whether that workflow task had events that were new to this engine."""
+        """Whether that workflow task had events."""
+        self._is_last = False
+        """Whether that workflow task was the last of the history when it ran."""
         self._follows_silence = True
         """Whether the workflow task before that one led to no command, or did not exist."""
         self._is_open = False
         """Whether an earlier workflow task may be one with the next: none has led to a command since."""
 
-    def may_end_with(self, activation: Any) -> bool:
-        """Return whether a replay may have the events of an activation together with earlier ones.
+    def may_end_with(self, activation: Any, held: Sequence[Any]) -> bool:
+        """Return whether a replay may have the events of an activation, and those `held`, together with earlier ones.
 
         Only an update causes a workflow task without an event before it.
         """
         is_next = activation.history_length > self._length and not activation.is_replaying
         has_update = any(job.HasField("do_update") for job in activation.jobs)
-        return is_next and has_update and _has_events(activation) and self._stays_open
+        return is_next and has_update and self._stays_open and _have_events([*held, *activation.jobs])
+
+    def begins_with_acceptance(self, activation: Any, first: Any, updates: Any) -> bool:
+        """Return whether a workflow task with events would have the acceptance of an update as its first command.
+
+        `first` and `updates` are the completions of the events, or None, and of the updates.
+        """
+        before = self._commands if activation.history_length == self._length else []
+        kinds = [*before, *(_recorded(first) if first is not None else ())]
+        has_events = activation.history_length == self._length and self._has_events
+        is_accepted = next((each for each in updates.successful.commands if _is_recorded(each)), None)
+        return (
+            (has_events or _have_events(activation.jobs))
+            and not _lasting(kinds)
+            and is_accepted is not None
+            and is_accepted.HasField("update_response")
+        )
 
     @property
     def _stays_open(self) -> bool:
-        return (self._is_open or (self._follows_silence and self._has_events)) and not _lasting(
-            self._commands
-        )
+        may_begin = self._follows_silence and self._has_events and self._is_last
+        return (self._is_open or may_begin) and not _lasting(self._commands)
 
     def note(self, activation: Any, completion: Any) -> None:
         """Note the events of an activation, and the commands to which they led."""
         if activation.history_length > self._length:
             self._is_open, self._follows_silence = self._stays_open, not _lasting(self._commands)
             self._length, self._commands, self._has_events = activation.history_length, [], False
-        self._has_events |= _has_events(activation) and not activation.is_replaying
-        self._commands += [_kind_of(each) for each in completion.successful.commands if _is_recorded(each)]
+        self._has_events |= _have_events(activation.jobs)
+        self._is_last = not activation.is_replaying
+        self._commands += _recorded(completion)
+
+    def note_end(self) -> None:
+        """Note that the history ends with the latest workflow task, which a query has made the SDK replay."""
+        self._is_last = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,8 +469,22 @@ def _is_recorded(command: Any) -> bool:
     return not is_rejection and not command.HasField("respond_to_query")
 
 
-def _has_events(activation: Any) -> bool:
-    return any(_events_before(job) or job.HasField("initialize_workflow") for job in activation.jobs)
+def _recorded(completion: Any) -> list[_Kind]:
+    return [_kind_of(each) for each in completion.successful.commands if _is_recorded(each)]
+
+
+def _have_events(jobs: Sequence[Any]) -> bool:
+    return any(_events_before(job) or job.HasField("initialize_workflow") for job in jobs)
+
+
+def _with_first_command(completion: Any) -> Any:
+    """Return the completion with a command before its others that becomes an event and changes nothing."""
+    commands = [*completion.successful.commands]
+    del completion.successful.commands[:]
+    memo = completion.successful.commands.add().modify_workflow_properties.upserted_memo
+    memo.fields[_NO_FIELD].metadata["encoding"] = b"binary/null"
+    completion.successful.commands.extend(commands)
+    return completion
 
 
 def _events_before(job: Any) -> int:

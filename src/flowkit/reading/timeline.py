@@ -477,10 +477,10 @@ def _list_waits(
 
 
 def _list_pauses(actions: Iterable[AppliedAction]) -> Iterator[tuple[str, float, float]]:
-    """Yield each paused scope with when its pause began and ended."""
+    """Yield each paused scope with when its pause began and ended. A resume whose names are too long ends all."""
     paused: dict[str, float] = {}
     for action in actions:
-        for scope in action.names:
+        for scope in action.names or ([*paused] if action.action == RESUME else []):
             if action.action == PAUSE:
                 paused.setdefault(scope, action.at)
             elif action.action == RESUME and scope in paused:
