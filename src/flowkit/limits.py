@@ -203,6 +203,7 @@ CANCEL_REASON_CHARS = 1_000
 
 ACTION_NAMES_CHARS = 2_000
 """Longest names of an action together in the audit, in characters; longer ones are left out."""
+
 ACTION_TEXT_CHARS = 500
 """Longest `reason` and `by` of an action on a running task."""
 

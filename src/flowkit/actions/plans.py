@@ -40,8 +40,8 @@ from flowkit.graph.changes import edge_problem
 from flowkit.graph.field_checks import json_bytes, node_field_problems
 from flowkit.limits import (
     ACTION_AFFECTED,
-    ACTION_RESULTS_BYTES,
     ACTION_NAMES_CHARS,
+    ACTION_RESULTS_BYTES,
     ACTION_SCOPES,
     ACTION_TEXT_CHARS,
     APPLIED_ACTIONS,
