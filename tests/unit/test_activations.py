@@ -359,6 +359,27 @@ def test_an_acceptance_is_not_the_first_command_of_a_workflow_task_with_events(
     assert [str(each.WhichOneof("variant")) for each in done.successful.commands] == commands
 
 
+def test_the_end_of_a_local_activity_is_a_command_before_an_acceptance() -> None:
+    """Also if it began in an earlier workflow task, which a replay does not know: the server was slow meanwhile."""
+
+    def local(given: WorkflowActivation) -> WorkflowActivationCompletion:
+        completion = WorkflowActivationCompletion()
+        completion.successful.SetInParent()
+        for job in given.jobs:
+            if job.HasField("initialize_workflow"):
+                completion.successful.commands.add().schedule_local_activity.seq = 1
+            elif job.HasField("do_update"):
+                completion.successful.commands.add().update_response.accepted.SetInParent()
+        return completion
+
+    activations = Activations(local, timedelta(seconds=10))
+    activations.run(activation("initialize_workflow"))
+    last = activation("resolve_activity", "signal_workflow", "do_update", events=9, task=2)
+    last.jobs[0].resolve_activity.seq, last.jobs[0].resolve_activity.is_local = 1, True
+    commands = activations.run(last).successful.commands
+    assert [str(each.WhichOneof("variant")) for each in commands] == ["update_response"]
+
+
 def test_rejected_updates_between_events_do_not_end_a_silence() -> None:
     instance = Instance()
     instance.adds_timers = False

@@ -376,7 +376,7 @@ class _Silence:
         `first` and `updates` are the completions of the events, or None, and of the updates.
         """
         before = self._commands if activation.history_length == self._length else []
-        kinds = [*before, *(_recorded(first) if first is not None else ())]
+        kinds = [*before, *_recorded(activation.jobs, first)]
         has_events = activation.history_length == self._length and self._has_events
         is_accepted = next((each for each in updates.successful.commands if _is_recorded(each)), None)
         return (
@@ -398,7 +398,7 @@ class _Silence:
             self._length, self._commands, self._has_events = activation.history_length, [], False
         self._has_events |= _have_events(activation.jobs)
         self._is_last = not activation.is_replaying
-        self._commands += _recorded(completion)
+        self._commands += _recorded(activation.jobs, completion)
 
     def note_end(self) -> None:
         """Note that the history ends with the latest workflow task, which a query has made the SDK replay."""
@@ -469,8 +469,14 @@ def _is_recorded(command: Any) -> bool:
     return not is_rejection and not command.HasField("respond_to_query")
 
 
-def _recorded(completion: Any) -> list[_Kind]:
-    return [_kind_of(each) for each in completion.successful.commands if _is_recorded(each)]
+def _recorded(jobs: Sequence[Any], completion: Any | None) -> list[_Kind]:
+    """Return the commands of an activation that become events, and the local activities that end with it.
+
+    A local activity that begins counts, too, although it is an event only in the workflow task in which it ends.
+    """
+    ended = [job.resolve_activity.seq for job in jobs if job.resolve_activity.is_local]
+    commands = completion.successful.commands if completion is not None else ()
+    return [*(("marker", seq) for seq in ended), *(_kind_of(each) for each in commands if _is_recorded(each))]
 
 
 def _have_events(jobs: Sequence[Any]) -> bool:
