@@ -375,16 +375,14 @@ class _Silence:
 
         `first` and `updates` are the completions of the events, or None, and of the updates.
         """
-        before = self._commands if activation.history_length == self._length else []
-        kinds = [*before, *_recorded(activation.jobs, first)]
-        has_events = activation.history_length == self._length and self._has_events
-        is_accepted = next((each for each in updates.successful.commands if _is_recorded(each)), None)
-        return (
-            (has_events or _have_events(activation.jobs))
-            and not _lasting(kinds)
-            and is_accepted is not None
-            and is_accepted.HasField("update_response")
-        )
+        is_same_task = activation.history_length == self._length
+        if not (_have_events(activation.jobs) or (is_same_task and self._has_events)):
+            return False
+        before = self._commands if is_same_task else []
+        if _lasting([*before, *_recorded(activation.jobs, first)]):
+            return False
+        command = next(filter(_is_recorded, updates.successful.commands), None)
+        return command is not None and bool(command.HasField("update_response"))
 
     @property
     def _stays_open(self) -> bool:

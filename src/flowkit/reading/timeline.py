@@ -480,11 +480,11 @@ def _list_pauses(actions: Iterable[AppliedAction]) -> Iterator[tuple[str, float,
     """Yield each paused scope with when its pause began and ended. A resume whose names are too long ends all."""
     paused: dict[str, float] = {}
     for action in actions:
-        for scope in action.names or ([*paused] if action.action == RESUME else []):
-            if action.action == PAUSE:
-                paused.setdefault(scope, action.at)
-            elif action.action == RESUME and scope in paused:
-                yield scope, paused.pop(scope), action.at
+        if action.action == PAUSE:
+            paused = {**dict.fromkeys(action.names, action.at), **paused}
+        elif action.action == RESUME:
+            ended = [scope for scope in action.names or paused if scope in paused]
+            yield from ((scope, paused.pop(scope), action.at) for scope in ended)
     yield from ((scope, since, math.inf) for scope, since in paused.items())
 
 

@@ -45,11 +45,11 @@ async def read_truth(
 ) -> Surface:
     """Return what the document of a task and the attempts that Temporal has scheduled say.
 
-    With `ask`, nodes of which the workflow itself tells something else have the state that it tells: the document of a
-    large graph may be some seconds behind, which is no difference between the page and the history.
+    With `ask`, nodes have the state that the workflow returns, where it differs: the document of a large graph may be
+    some seconds behind, which is no difference between the page and the history.
     """
     description = await handle.describe()
-    told = await _ask(handle) if ask else {}
+    returned = await _ask(handle) if ask else {}
     document: dict[str, Any] = await db.tasks.find_one({"id": task_id}) or {}
     if not document:
         return {}
@@ -68,11 +68,11 @@ async def read_truth(
     for node in document["graph"]["nodes"]:
         name, status, epoch = node["node_id"], node["status"], node.get("attempt_epoch") or 0
         own = [row for owner, at, row in batches if owner == name and at >= (node.get("first_epoch") or 0)]
-        if pending.get(name, 0) > epoch:  # a document is written after the events that it tells of
+        if pending.get(name, 0) > epoch:  # a document is written after the events that it shows
             status, epoch = "running", pending[name]
-        is_behind = told.get(name, (status, epoch)) != (status, epoch)
+        is_behind = returned.get(name, (status, epoch)) != (status, epoch)
         if is_behind:
-            status, epoch = told[name]
+            status, epoch = returned[name]
         truth[f"{name}:state"] = (status, epoch)
         truth[f"{name}:batches"] = sum(row["status"] == "partial" for row in own)
         if node.get("on_batch_failure"):
@@ -88,7 +88,7 @@ async def read_truth(
 
 
 async def _ask(handle: WorkflowHandle[Any, Any]) -> dict[str, tuple[str, int]]:
-    """Return status and attempt of each node as the workflow tells them; nothing if no engine responds in time."""
+    """Return status and attempt of each node from the workflow itself; nothing if no engine responds in time."""
     try:
         state = await handle.query(STATUS_QUERY, rpc_timeout=_ASK_TIMEOUT)
     except RPCError:
