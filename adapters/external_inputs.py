@@ -106,10 +106,13 @@ class ExternalInputs:
 
     @translate_errors
     async def delete_marker(self, attempt: AttemptInput) -> None:
-        """Delete the complete marker that the node's worker wrote, because the node has to continue."""
-        await self._artifacts.delete_one(
-            {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": {"$exists": False}}
-        )
+        """Delete the complete marker that the node's worker wrote, because the node has to continue.
+
+        Keep the one of a later epoch: an operator has completed the node meanwhile.
+        """
+        marker = {"task_id": attempt.task_id, "node_id": attempt.node_id, "batch_uid": {"$exists": False}}
+        own = {"attempt_epoch": {"$not": {"$gt": attempt.epoch}}}
+        await self._artifacts.delete_one({**marker, **own})
 
     async def _read_stored(
         self, task_id: str, sources: Iterable[str], first_epochs: Mapping[str, int]

@@ -91,3 +91,20 @@ async def test_only_the_batches_that_a_worker_reads_are_moved(db: Any) -> None:
 async def test_claimed_batches_stay_where_they_are_if_no_other_follows(db: Any) -> None:
     await stored_and_claimed(db, stored=250, claimed=250)
     assert await ExternalInputs(db).show_unclaimed_first(attempt(), PULL, AT + 1_000) == 0
+
+
+async def test_marker_of_a_completed_node_outlives_the_check_of_its_earlier_attempt(db: Any) -> None:
+    """The worker's own marker has no epoch until a bridge has confirmed it."""
+    artifacts, inputs = ArtifactStore(db), ExternalInputs(db)
+    key = {"task_id": TASK, "node_id": "sink", "status": "complete"}
+    await db.artifacts.insert_one({**key, "meta": {"of": "worker"}})
+    await inputs.delete_marker(attempt("sink"))
+    assert await db.artifacts.find_one(key) is None
+    await artifacts.mark_complete(TASK, "sink", 1, {"of": "worker"}, AT)
+    await inputs.delete_marker(attempt("sink"))
+    assert await db.artifacts.find_one(key) is None
+    await artifacts.mark_complete(TASK, "sink", 2, {"by": "operator"}, AT)
+    await inputs.delete_marker(attempt("sink"))
+    marker = await db.artifacts.find_one(key)
+    assert marker is not None
+    assert marker["meta"] == {"by": "operator"}

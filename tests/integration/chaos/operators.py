@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from pymongo.errors import PyMongoError
@@ -186,6 +187,7 @@ class Operator:
         self, plan: TaskPlan, chance: random.Random, handle: WorkflowHandle[Any, Any], harness: Harness
     ) -> None:
         self.requests: list[Request] = []
+        self._numbers = count()
         self._plan = plan
         self._chance = chance
         self._handle = handle
@@ -205,7 +207,7 @@ class Operator:
 
     def new_tag(self) -> str:
         """Return a text that no other request contains."""
-        return f"{self._plan.task_id}/{len(self.requests)}"
+        return f"{self._plan.task_id}/{next(self._numbers)}"
 
     async def act(self) -> None:
         """Send one random action, or two at once; after the last of them, those that let the task end."""
