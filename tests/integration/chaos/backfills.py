@@ -251,6 +251,12 @@ class Nemesis:
         self.counted.update(each["status"] for each in documents.values())
         for task_id in {*runs, *documents}:
             found += task_problems(task_id, documents.get(task_id), runs[task_id])
+        cut = Counter(_cut_start(documents.get(task_id), each) for task_id, each in runs.items())
+        found += [
+            f"{plan.backfill_id} has cancelled {cut[plan.backfill_id]} tasks as they started"
+            for plan in plans
+            if cut[plan.backfill_id] > plan.max_active  # of these, it starts as many at once
+        ]
         return found + await self._started_twice()
 
     async def _started_twice(self) -> list[str]:
@@ -258,6 +264,17 @@ class Nemesis:
         query = f"WorkflowType = 'Task' AND TaskQueue = '{self.harness.queue}'"
         started = Counter([each.id async for each in client.list_workflows(query)])
         return [f"{task_id} has {count} workflow runs" for task_id, count in started.items() if count > 1]
+
+
+def _cut_start(
+    document: dict[str, Any] | None, runs: Sequence[tuple[BackfillPlan, BackfillRun]]
+) -> str | None:
+    """Return the id of the backfill that leaves running tasks, and has cancelled this one as it started."""
+    stops = any(each.stops_running and each.cancel_after is not None for each, _ in runs)
+    if document is None or document["status"] != "cancelled" or stops:
+        return None
+    cut = [each.backfill_id for each, run in runs if run.status is BackfillRunStatus.CANCELLED]
+    return cut[0] if cut else None
 
 
 def task_problems(

@@ -291,13 +291,25 @@ class Comparison:
             row for row in self.found.artifacts if row["node_id"] == source and row["status"] == "partial"
         ]
         held_now = [row["meta"].get("written_by") for row in rows]
-        entry = self.entries[source]
-        first, latest = entry.get("first_epoch") or 0, entry.get("attempt_epoch") or 0
-        # A later attempt of the generation makes some batches again, with the same content: all of them, or the one
-        # between whose writes an earlier attempt ended, when it had stored the artifact without the metrics row.
-        held_now += [read] if first < read.get("epoch", 0) <= latest else []
-        if self.entries[source]["status"] == FINISHED and read not in held_now:
+        gone = self.entries[source]["status"] == FINISHED and read not in held_now
+        if gone and not self._is_made_again(node, source, read):
             yield f"batch {uid!r} was made of one that {source!r} does not hold: {read}"
+
+    def _is_made_again(self, node: NodePlan, source: str, read: Fields) -> bool:
+        """Return whether a later attempt of a source may have made the batches again of which a node has `read` some.
+
+        It makes all of them again, with the same content, unless the source pulls or is mapped. Else it makes again
+        only those between whose writes an earlier attempt ended, when it had stored the artifact without the metrics
+        row: one of each shard.
+        """
+        entry = self.entries[source]
+        if not (entry.get("first_epoch") or 0) < read.get("epoch", 0) <= (entry.get("attempt_epoch") or 0):
+            return False
+        [plan] = [each for each in self.plan.nodes if each.node_id == source]
+        if node.chunk or plan.external or not (plan.sources or plan.mapped):
+            return True
+        held = [row["meta"] for row in self._artifacts(node) if row["status"] == "partial"]
+        return [meta.get("read") or meta.get("written_by") for meta in held].count(read) <= plan.parallel
 
     def _is_unconfirmed(self, node: NodePlan, row: Fields, writer: Fields) -> bool:
         """Return whether the worker of a stopped external attempt has replaced a batch of an earlier one.
