@@ -376,8 +376,12 @@ class Comparison:
             yield f"its variables are {found} and should be {wanted}"
 
     def _counts(self, entry: Fields) -> bool:
-        """Whether the effect of a function counts. A cancelled one may have had its effect before."""
-        return entry["status"] == FINISHED or (entry["status"] == CANCELLED and "applied_generation" in entry)
+        """Whether the effect of a function counts. A cancelled one may have had its effect before.
+
+        So may one that was to run again, and was skipped: variables keep their values.
+        """
+        ended_early = entry["status"] in {CANCELLED, SKIPPED} and "applied_generation" in entry
+        return entry["status"] == FINISHED or ended_early
 
 
 def _is_kept(entry: Fields) -> bool:
