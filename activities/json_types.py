@@ -32,16 +32,12 @@ from flowkit.errors import ConfigError
 from flowkit.masks import HIDDEN, hide_named, hides_value
 from flowkit.models.metas import VALUE, Meta, make_meta
 from flowkit.text import printable, printed, truncate
-from flowkit.validation.invalid import problem_of
+from flowkit.validation.invalid import describe, place_of
 from flowkit.validation.json_keys import TOO_DEEP, EqualKeys, is_too_deep, to_json_types
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-SHOWN_PROBLEMS = 3
-"""How many problems an error lists."""
-_MOST_PROBLEMS = 10_000
-"""Beyond this number, an error only counts the problems: pydantic lists all of them or none, which takes memory."""
 _VALUE_CHARS = 80
 _OBJECTS = frozenset({"object"})
 
@@ -284,14 +280,7 @@ class JsonType:
             return self._lost(error, hide)
         if not isinstance(error, ValidationError):
             return hide(_problem_of_json(error))
-        if error.error_count() > _MOST_PROBLEMS:
-            return f"{error.error_count():,} values do not fit"
-        found = error.errors(include_url=False, include_context=False)
-        shown = [self._problem(each, hide) for each in found[:SHOWN_PROBLEMS]]
-        if len(found) > len(shown):
-            more = len(found) - len(shown)
-            shown.append(f"and {more} more problem{'' if more == 1 else 's'}")
-        return "; ".join(shown)
+        return describe(error, hides=self._hides, hide=hide)
 
     def _lost(self, error: LostValue, hide: Callable[[str], str]) -> str:
         """Return what JSON would lose, and how to keep it."""
@@ -299,7 +288,7 @@ class JsonType:
         if change is None:
             why = self.problems(error.__cause__, hide) if isinstance(error.__cause__, ValueError) else ""
             return f"it cannot be read from its own JSON: {why}; let its serializers write what its validators read"
-        place = hide(_place(change.place))
+        place = hide(place_of(change.place))
         given, read = change.given, change.read
         shown = [HIDDEN if self._secrets is None else shown_value(each, hide) for each in (given, read)]
         if isinstance(given, float) and not math.isfinite(given):
@@ -311,17 +300,9 @@ class JsonType:
         kinds = (type_name(type(each)) for each in (given, read))
         return "{} is of the type {}, and would be read as {}; {}".format(place, *kinds, _NO_KIND)
 
-    def _problem(self, found: Any, hide: Callable[[str], str]) -> str:
-        place = _place(found["loc"])
-        match found["type"]:
-            case "missing" | "missing_argument":
-                return f"{place} is missing"
-            case "extra_forbidden":
-                return f"{place} is not a field of it"
-        wanted = re.sub(r"^Input should be ", "expected ", problem_of(found))
-        hidden = self._secrets is None or hides_value(self._secrets, found["loc"], found["input"])
-        value = HIDDEN if hidden else shown_value(found["input"], hide)
-        return hide(f"{place} is ") + value + ", " + hide(printable(truncate(wanted, 200)))
+    def _hides(self, path: Sequence[str | int], value: Any) -> bool:
+        """Return whether an error must not show the value at a path."""
+        return self._secrets is None or hides_value(self._secrets, path, value)
 
     @cached_property
     def _secrets(self) -> dict[str, Any] | None:
@@ -446,13 +427,6 @@ def _shape_of(schema: dict[str, Any] | None) -> _Shape:
     if found == _OBJECTS:
         return _Shape.OBJECT
     return _Shape.MIXED if found & _OBJECTS else _Shape.OTHER
-
-
-def _place(loc: Sequence[Any]) -> str:
-    text = ""
-    for part in loc:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
-    return printable(truncate(text, 200)) if text else "it"
 
 
 def shown_value(value: Any, hide: Callable[[str], str]) -> str:

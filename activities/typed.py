@@ -38,12 +38,13 @@ from flowkit.activities.hook_calls import (
     resolve,
     without,
 )
-from flowkit.activities.json_types import SHOWN_PROBLEMS, JsonType, expanded, shown_value, type_name
+from flowkit.activities.json_types import JsonType, expanded, shown_value, type_name
 from flowkit.activities.lost_values import LostValue
 from flowkit.activities.results import Batch, BatchFailure, BatchResult
 from flowkit.activities.uid_rule import UidRule
 from flowkit.errors import ConfigError
 from flowkit.text import printed
+from flowkit.validation.invalid import SHOWN_PROBLEMS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -27,6 +27,7 @@ from flowkit.core.utils import Fields, stable_hash
 from flowkit.errors import StoreRefused
 from flowkit.graph.input_adapters import PullArgs
 from flowkit.models import AttemptFailure, AttemptInput, FailureKind
+from flowkit.validation.invalid import describe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
@@ -563,10 +564,9 @@ def _read_record(document: Fields) -> Dispatch:
 
 
 def _find_problem(error: Exception) -> str:
-    """Return the first problem of a document, without its values, which may be large."""
+    """Return the problems of a document, without its values, which may be large."""
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_input=False)[0]
-        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        return describe(error, hides=lambda path, value: True)
     return f"{type(error).__name__}: {error}"
 
 

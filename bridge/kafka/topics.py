@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 from flowkit.bridge.kafka import clients
 from flowkit.bridge.kafka.offsets import committed_offsets
 from flowkit.errors import ConfigError, KafkaUnavailable
-from flowkit.validation import settings
+from flowkit.validation.arguments import require
+from flowkit.validation.invalid import problem_with
+from flowkit.validation.values import TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("flowkit.bridge")
 
 CREATE_TIMEOUT_SEC = 20.0
-_TOPIC = {"topic": settings.topic()}
 
 
 def worker_group(role: str) -> str:
@@ -95,7 +96,7 @@ def check_distinct(named: Iterable[tuple[str, str]]) -> None:
 
 def check_topic(setting: str, topic: str) -> None:
     """Raise ConfigError if Kafka does not allow the name of a topic."""
-    settings.check(setting, {"topic": topic}, _TOPIC)
+    require(problem_with(topic, TOPIC, f"{setting}.topic"))
 
 
 def _join_names(topics: Collection[str]) -> str:

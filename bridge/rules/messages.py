@@ -30,7 +30,7 @@ from flowkit.protocol.messages import (
     read_payload,
 )
 from flowkit.text import clean, shorten
-from flowkit.validation.invalid import problem_of
+from flowkit.validation.invalid import describe
 from flowkit.validation.values import is_node_id, is_task_id
 
 if TYPE_CHECKING:
@@ -287,9 +287,8 @@ def _check_event(event: Event) -> None:
 
 
 def _describe(error: Exception) -> str:
-    """Return the first problem as one line of at most 300 characters, without the value, which may be secret."""
+    """Return the problems as one line of at most 300 characters, without the values, which may be secret."""
     text = str(error)
     if isinstance(error, ValidationError):
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        text = ": ".join(part for part in (".".join(map(str, first["loc"])), problem_of(first)) if part)
+        text = describe(error, hides=lambda path, value: True)
     return shorten(clean(text), _SHOWN_CHARS)

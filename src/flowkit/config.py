@@ -1,4 +1,4 @@
-"""Settings of the engine and of workers: their names, defaults and layers (spec: configuration).
+"""Settings of the engine and of workers: their names, values, defaults and layers (spec: configuration).
 
 The connection to Temporal is configured elsewhere: with `TEMPORAL_ADDRESS`, `TEMPORAL_NAMESPACE` and Temporal's own
 profiles (`temporalio.envconfig`).
@@ -7,18 +7,20 @@ profiles (`temporalio.envconfig`).
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
-from flowkit.core.handler_lines import KeptLogs
+from flowkit.core.handler_lines import OFF
 from flowkit.errors import ConfigError
 from flowkit.text import kind_of, suggestion
-from flowkit.validation import settings
+from flowkit.validation import values
 from flowkit.validation.documents import Document
+from flowkit.validation.invalid import field_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     Layer = tuple[str, dict[str, Any]]
@@ -56,17 +58,39 @@ def _ignore_derived(cls: type[T]) -> type[T]:
     return cls
 
 
+@dataclass(kw_only=True)
+class KeptLogs:
+    """Which lines of handlers and functions are kept with their attempt (docs/monitoring.md)."""
+
+    kept_log_level: Annotated[str | dict[str, str], values.LOG_LEVEL] = "INFO"
+    """Least level of the lines that are kept: one for all roles, or a dict by role (default INFO). `OFF` keeps none."""
+    keep_prints: Annotated[bool, values.SWITCH] = False
+    """Whether what handlers and functions print to stdout is kept, too."""
+
+    def kept_level(self, role: str) -> int | None:
+        """Return the least level of the kept lines of a role; None if none are kept."""
+        given = self.kept_log_level
+        name = given.get(role, "INFO") if isinstance(given, dict) else given
+        return None if name.upper() == OFF else int(logging.getLevelNamesMapping()[name.upper()])
+
+    def least_kept_level(self) -> int | None:
+        """Return the least level of the kept lines of all roles; None if none are kept at all."""
+        given = self.kept_log_level
+        roles = ["", *given] if isinstance(given, dict) else [""]
+        return min((level for role in roles if (level := self.kept_level(role)) is not None), default=None)
+
+
 @dataclass
 class _Topics:
     """Kafka settings that engine and external workers must agree on."""
 
-    kafka_bootstrap: str = "kafka:9092"
-    topic_cmd_fmt: str = "cmd.{type}.v1"
-    topic_status_fmt: str = "status.{type}.v1"
-    topic_worker_announce: str = "workers.announce.v1"
-    topic_query: str = "query.tasks.v1"
-    topic_reply: str = "reply.tasks.v1"
-    topic_signals: str = "signals.v1"
+    kafka_bootstrap: Annotated[str, values.BROKERS] = "kafka:9092"
+    topic_cmd_fmt: Annotated[str, values.TOPIC_FORMAT] = "cmd.{type}.v1"
+    topic_status_fmt: Annotated[str, values.TOPIC_FORMAT] = "status.{type}.v1"
+    topic_worker_announce: Annotated[str, values.TOPIC] = "workers.announce.v1"
+    topic_query: Annotated[str, values.TOPIC] = "query.tasks.v1"
+    topic_reply: Annotated[str, values.TOPIC] = "reply.tasks.v1"
+    topic_signals: Annotated[str, values.TOPIC] = "signals.v1"
 
     def topic_cmd(self, type: str) -> str:
         """Return the command topic of a role."""
@@ -81,21 +105,23 @@ class _Topics:
 class _Kafka(_Topics):
     """How the engine connects to Kafka and which topics it creates."""
 
-    kafka_security_protocol: str = "PLAINTEXT"
-    kafka_sasl_mechanism: str = "PLAIN"
-    kafka_sasl_username: str | None = None
-    kafka_sasl_password: str | None = field(default=None, repr=False)
-    kafka_ssl_cafile: str | None = None
+    kafka_security_protocol: Annotated[
+        str, values.one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+    ] = "PLAINTEXT"
+    kafka_sasl_mechanism: Annotated[str, values.one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")] = "PLAIN"
+    kafka_sasl_username: Annotated[str | None, values.NAME] = None
+    kafka_sasl_password: Annotated[str | None, values.PASSWORD] = field(default=None, repr=False)
+    kafka_ssl_cafile: Annotated[str | None, values.PATH] = None
     """PEM file of the certificate authority; None for those that the operating system trusts."""
-    kafka_ssl_certfile: str | None = None
+    kafka_ssl_certfile: Annotated[str | None, values.PATH] = None
     """PEM file of the client's own certificate."""
-    kafka_ssl_keyfile: str | None = None
-    kafka_ssl_password: str | None = field(default=None, repr=False)
+    kafka_ssl_keyfile: Annotated[str | None, values.PATH] = None
+    kafka_ssl_password: Annotated[str | None, values.PASSWORD] = field(default=None, repr=False)
     """Password of the key file."""
-    kafka_create_topics: bool = True
-    kafka_cmd_partitions: int = 16
+    kafka_create_topics: Annotated[bool, values.SWITCH] = True
+    kafka_cmd_partitions: Annotated[int, values.whole(1, 10_000)] = 16
     """Number of partitions of new command and status topics, at least the number of workers of a role."""
-    kafka_replication_factor: int = -1
+    kafka_replication_factor: Annotated[int, values.REPLICAS] = -1
     """Number of replicas of new topics; -1 for the default of the broker."""
 
 
@@ -104,49 +130,50 @@ class _Kafka(_Topics):
 class CoordinatorConfig(KeptLogs, _Kafka):
     """Settings of the engine. Settings that end in `_sec` are in seconds and may be fractions."""
 
-    worker_types: list[str] = field(default_factory=list)
+    worker_types: Annotated[list[str], values.ROLES] = field(default_factory=list)
     """Roles that external Kafka workers serve."""
-    heartbeat_soft_sec: float = 300
+    heartbeat_soft_sec: Annotated[float, values.seconds(0)] = 300
     """Time without a heartbeat of a running attempt after which its task shows as silent. 0 means never."""
-    heartbeat_hard_sec: float = 3600
+    heartbeat_hard_sec: Annotated[float, values.seconds(0)] = 3600
     """Time without a heartbeat after which the attempt's node fails. 0 means never."""
-    lease_ttl_sec: float = 45
+    lease_ttl_sec: Annotated[float, values.seconds()] = 45
     """Time without a heartbeat after which an attempt counts as lost."""
-    discovery_window_sec: float = 8
-    cancel_grace_sec: float = 30
+    discovery_window_sec: Annotated[float, values.seconds(0)] = 8
+    cancel_grace_sec: Annotated[float, values.seconds(0)] = 30
     """How long a cancelled attempt has to end."""
-    scheduler_tick_sec: float = 1.0
-    finalizer_tick_sec: float = 5.0
-    hb_monitor_tick_sec: float = 10.0
-    outbox_dispatch_tick_sec: float = 0.25
-    outbox_max_retry: int = 12
-    outbox_backoff_min_ms: int = 250
-    outbox_backoff_max_ms: int = 60_000
-    queue: str = DEFAULT_QUEUE
+    scheduler_tick_sec: Annotated[float, values.seconds(0)] = 1.0
+    finalizer_tick_sec: Annotated[float, values.seconds(0)] = 5.0
+    hb_monitor_tick_sec: Annotated[float, values.seconds(0)] = 10.0
+    outbox_dispatch_tick_sec: Annotated[float, values.seconds(0)] = 0.25
+    outbox_max_retry: Annotated[int, values.whole(0)] = 12
+    outbox_backoff_min_ms: Annotated[int, values.milliseconds(0)] = 250
+    outbox_backoff_max_ms: Annotated[int, values.milliseconds(0)] = 60_000
+    queue: Annotated[str, values.NAME] = DEFAULT_QUEUE
     """Task queue of the engine. Workers of a role poll `<queue>.<role>`."""
-    window: int = 100
-    """Maximum number of attempts of one role that a task has in flight."""
-    max_in_flight: int = 1_000
+    window: Annotated[int, values.whole(1, 2_000)] = 100
+    """Maximum number of attempts of one role that a task has in flight. Above the upper bounds of this setting, of
+    `max_in_flight`, `max_nodes` and `hold_starts_…`, the Temporal server fails workflow tasks or ends the workflow."""
+    max_in_flight: Annotated[int, values.whole(1, 1_500)] = 1_000
     """Maximum number of attempts that a task has in flight, across all roles."""
-    max_global_running: int | None = None
+    max_global_running: Annotated[int | None, values.SLOTS] = None
     """Maximum number of attempts that all tasks of the queue have in flight together; None for no limit."""
-    max_type_concurrency: dict[str, int] = field(default_factory=dict)
+    max_type_concurrency: Annotated[dict[str, int], values.SLOTS_BY_ROLE] = field(default_factory=dict)
     """The same limit for single roles, by role."""
-    max_nodes: int = 20_000
-    function_timeout_sec: float = 300
-    function_slots: int = 100
+    max_nodes: Annotated[int, values.whole(1, 20_000)] = 20_000
+    function_timeout_sec: Annotated[float, values.seconds()] = 300
+    function_slots: Annotated[int, values.SLOTS] = 100
     """Maximum number of calls of user-defined functions that one engine process runs concurrently."""
-    page_url: str | None = None
+    page_url: Annotated[str | None, values.PAGE_ADDRESS] = None
     """Address of the page that shows tasks, to which the details of a task in Temporal's Web UI link."""
-    sweep_sec: float = 60
+    sweep_sec: Annotated[float, values.seconds()] = 60
     """How often the sweep compares open task documents with their workflows."""
-    worker_events_ttl_sec: float = 30 * 86_400
+    worker_events_ttl_sec: Annotated[float, values.seconds(0)] = 30 * 86_400
     """How long MongoDB keeps a row of `worker_events`. 0 means for ever."""
-    attempt_logs_ttl_sec: float = 30 * 86_400
+    attempt_logs_ttl_sec: Annotated[float, values.seconds(0)] = 30 * 86_400
     """How long MongoDB keeps the lines of handlers in `attempt_logs`. 0 means for ever."""
-    hold_starts_events: int = 40_000
+    hold_starts_events: Annotated[int, values.whole(1, 50_000)] = 40_000
     """Number of history events at which a run stops starting new attempts until it continues as a new run."""
-    hold_starts_bytes: int = 40_000_000
+    hold_starts_bytes: Annotated[int, values.whole(1, 50_000_000)] = 40_000_000
     """History size in bytes with the same effect as `hold_starts_events`."""
 
     hb_soft_ms = _Ms("heartbeat_soft_sec")
@@ -160,7 +187,7 @@ class CoordinatorConfig(KeptLogs, _Kafka):
     outbox_dispatch_tick_ms = _Ms("outbox_dispatch_tick_sec")
 
     def __post_init__(self) -> None:
-        settings.check(type(self).__name__, vars(self), RULES)
+        _check(type(self), vars(self))
         self.worker_types = list(self.worker_types)
         self.max_type_concurrency = dict(self.max_type_concurrency)
 
@@ -182,28 +209,28 @@ class CoordinatorConfig(KeptLogs, _Kafka):
 class WorkerConfig(KeptLogs, _Topics):
     """Settings of a native worker."""
 
-    roles: list[str] = field(default_factory=lambda: ["echo"])
-    worker_id: str | None = None
+    roles: Annotated[list[str], values.SOME_ROLES] = field(default_factory=lambda: ["echo"])
+    worker_id: Annotated[str | None, values.NAME] = None
     """None means `w-` and eight random hex digits, new for each worker."""
-    worker_version: str = "2.0.0"
-    lease_ttl_sec: float = 60
-    hb_interval_sec: float = 20
-    announce_interval_sec: float = 60
-    dedup_cache_size: int = 10_000
-    dedup_ttl_ms: int = 3_600_000
-    pull_poll_ms_default: int = 300
-    pull_empty_backoff_ms_max: int = 4_000
-    db_cancel_poll_ms: int = 500
-    strict_input_adapters: bool = False
-    queue: str = DEFAULT_QUEUE
+    worker_version: Annotated[str, values.NAME] = "2.0.0"
+    lease_ttl_sec: Annotated[float, values.seconds()] = 60
+    hb_interval_sec: Annotated[float, values.seconds()] = 20
+    announce_interval_sec: Annotated[float, values.seconds()] = 60
+    dedup_cache_size: Annotated[int, values.whole(0)] = 10_000
+    dedup_ttl_ms: Annotated[int, values.milliseconds(0)] = 3_600_000
+    pull_poll_ms_default: Annotated[int, values.milliseconds(1)] = 300
+    pull_empty_backoff_ms_max: Annotated[int, values.milliseconds(1)] = 4_000
+    db_cancel_poll_ms: Annotated[int, values.milliseconds(1)] = 500
+    strict_input_adapters: Annotated[bool, values.SWITCH] = False
+    queue: Annotated[str, values.NAME] = DEFAULT_QUEUE
     """Task queue of the engine. This worker polls `<queue>.<role>`."""
-    max_concurrent: int | dict[str, int] = 1
+    max_concurrent: Annotated[int | dict[str, int], values.SLOTS_PER_ROLE] = 1
     """Maximum number of concurrent attempts: one number for each role, or a dict by role (default 1). See `slots`."""
-    executor: str = "loop"
+    executor: Annotated[str, values.one_of("loop", "process")] = "loop"
     """Where handlers run: `loop`, the event loop that started the worker, or `process`, separate processes."""
-    process_workers: int | None = None
+    process_workers: Annotated[int | None, values.whole(1, 1_000)] = None
     """Number of processes of the executor `process`. None lets the executor choose."""
-    max_buffered_mb: float = 64
+    max_buffered_mb: Annotated[float, values.MEBIBYTES] = 64
     """Maximum memory, in MiB, that one worker process uses for upstream batches."""
 
     lease_ttl_ms = _Ms("lease_ttl_sec")
@@ -211,7 +238,7 @@ class WorkerConfig(KeptLogs, _Topics):
     announce_interval_ms = _Ms("announce_interval_sec")
 
     def __post_init__(self) -> None:
-        settings.check(type(self).__name__, vars(self), RULES)
+        _check(type(self), vars(self))
         self.roles = list(self.roles)
 
     @classmethod
@@ -231,90 +258,18 @@ class WorkerConfig(KeptLogs, _Topics):
         return given.get(role, 1) if isinstance(given, dict) else given
 
 
-_NEVER_USED = settings.seconds(0)
-_TOPIC = settings.topic()
-_FORMAT = settings.topic_format()
-
-RULES = {
-    "kafka_bootstrap": settings.brokers(),
-    "kafka_security_protocol": settings.one_of("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
-    "kafka_sasl_mechanism": settings.one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
-    "kafka_sasl_username": settings.optional(settings.text()),
-    "kafka_sasl_password": settings.optional(settings.secret()),
-    "kafka_ssl_cafile": settings.optional(settings.file()),
-    "kafka_ssl_certfile": settings.optional(settings.file()),
-    "kafka_ssl_keyfile": settings.optional(settings.file()),
-    "kafka_ssl_password": settings.optional(settings.secret()),
-    "kafka_create_topics": settings.switch(),
-    "kafka_cmd_partitions": settings.whole(1, 10_000),
-    "kafka_replication_factor": settings.replication(),
-    "topic_cmd_fmt": _FORMAT,
-    "topic_status_fmt": _FORMAT,
-    "topic_worker_announce": _TOPIC,
-    "topic_query": _TOPIC,
-    "topic_reply": _TOPIC,
-    "topic_signals": _TOPIC,
-    "queue": settings.text(),
-    "lease_ttl_sec": settings.seconds(),
-    "worker_types": settings.roles(),
-    "heartbeat_soft_sec": settings.seconds(0),
-    "heartbeat_hard_sec": settings.seconds(0),
-    "discovery_window_sec": settings.seconds(0),
-    "cancel_grace_sec": settings.seconds(0),
-    "scheduler_tick_sec": _NEVER_USED,
-    "finalizer_tick_sec": _NEVER_USED,
-    "hb_monitor_tick_sec": _NEVER_USED,
-    "outbox_dispatch_tick_sec": _NEVER_USED,
-    "outbox_max_retry": settings.whole(0),
-    "outbox_backoff_min_ms": settings.milliseconds(0),
-    "outbox_backoff_max_ms": settings.milliseconds(0),
-    "window": settings.whole(1, 2_000),
-    "max_in_flight": settings.whole(1, 1_500),
-    "max_global_running": settings.optional(settings.whole(1, settings.MOST_SLOTS)),
-    "max_type_concurrency": settings.by_role(),
-    "max_nodes": settings.whole(1, 20_000),
-    "function_timeout_sec": settings.seconds(),
-    "function_slots": settings.whole(1, settings.MOST_SLOTS),
-    "page_url": settings.optional(settings.web_address()),
-    "sweep_sec": settings.seconds(),
-    "worker_events_ttl_sec": settings.seconds(0),
-    "attempt_logs_ttl_sec": settings.seconds(0),
-    "kept_log_level": settings.log_levels(),
-    "keep_prints": settings.switch(),
-    "hold_starts_events": settings.whole(1, 50_000),
-    "hold_starts_bytes": settings.whole(1, 50_000_000),
-    "roles": settings.roles(least=1),
-    "worker_id": settings.optional(settings.text()),
-    "worker_version": settings.text(),
-    "hb_interval_sec": settings.seconds(),
-    "announce_interval_sec": settings.seconds(),
-    "dedup_cache_size": settings.whole(0),
-    "dedup_ttl_ms": settings.milliseconds(0),
-    "pull_poll_ms_default": settings.milliseconds(1),
-    "pull_empty_backoff_ms_max": settings.milliseconds(1),
-    "db_cancel_poll_ms": settings.milliseconds(1),
-    "strict_input_adapters": settings.switch(),
-    "max_concurrent": settings.per_role(),
-    "executor": settings.one_of("loop", "process"),
-    "process_workers": settings.optional(settings.whole(1, 1_000)),
-    "max_buffered_mb": settings.above_zero("MiB"),
-}
-"""The rule for the value of each setting. Above the upper bounds of `window`, `max_in_flight`, `max_nodes` and
-`hold_starts_…`, the Temporal server fails workflow tasks or terminates the workflow."""
-
-
 def split_settings(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings of a file that engines have, and those that workers have. Both have some of them.
 
     Raise ConfigError, which names the file, if it cannot be read, or if a setting is unknown or invalid.
     """
-    values: dict[str, Any] = dict(next(_read_file(path), (str(path), {}))[1])
+    given: dict[str, Any] = dict(next(_read_file(path), (str(path), {}))[1])
     parts = []
     for cls in (CoordinatorConfig, WorkerConfig):
         known = {each.name for each in fields(cls)} | _list_derived(cls)
-        parts.append((cls, {name: value for name, value in values.items() if name in known}))
+        parts.append((cls, {name: value for name, value in given.items() if name in known}))
     engine, worker = (part for _, part in parts)
-    for name in values.keys() - engine.keys() - worker.keys():
+    for name in given.keys() - engine.keys() - worker.keys():
         every = [each.name for cls, _ in parts for each in fields(cls)]
         raise ConfigError(
             f"{path}: neither engines nor workers have a setting {name!r}{suggestion(name, every)}"
@@ -326,18 +281,25 @@ def split_settings(path: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _merge_layers(cls: type[Any], layers: Iterable[Layer]) -> dict[str, Any]:
     """Return the last value of each setting, validated. Errors name the layer that contains the value."""
-    values: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     known = {each.name for each in fields(cls)}
     for place, given in layers:
         for name in given.keys() - known - _list_derived(cls):
             guess = suggestion(name, known)
             raise TypeError(f"{place}: {cls.__name__} has no setting {name!r}{guess}")
-        values |= {name: value for name, value in given.items() if name in known}
+        merged |= {name: value for name, value in given.items() if name in known}
         origin |= dict.fromkeys(given, place)
-    for name, value in values.items():
-        settings.check(cls.__name__, {name: value}, RULES, place=f"{origin[name]}: ")
-    return values
+    for name, value in merged.items():
+        _check(cls, {name: value}, f"{origin[name]}: ")
+    return merged
+
+
+def _check(cls: type[Any], given: Mapping[str, Any], place: str = "") -> None:
+    """Raise ConfigError for the first value that is not valid. `place` names the source of the values."""
+    for name, value in given.items():
+        if problem := field_problem(cls, name, value, f"{place}{cls.__name__}.{name}"):
+            raise ConfigError(problem)
 
 
 def _read_file(path: str | Path | None) -> Iterator[Layer]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.mongo import Database
     from flowkit.attempt.background import LoopHealth
-    from flowkit.core.handler_lines import KeptLogs
+    from flowkit.config import KeptLogs
     from flowkit.models.admission import Admission
 
 _logger = logging.getLogger("flowkit.products")

@@ -207,9 +207,11 @@ def shorten(text: str, chars: int = _NAME_CHARS) -> str:
 
 
 def shown(value: object) -> str:
-    """Return `value` as an error shows it, with its type unless the type is obvious."""
+    """Return `value` as an error shows it, with its type unless the text shows it."""
     text = printed(value)
-    return text if value is None or isinstance(value, str) else f"{text} ({type(value).__name__})"
+    return (
+        text if value is None or isinstance(value, (str, int, float)) else f"{text} ({type(value).__name__})"
+    )
 
 
 def printed(value: object) -> str:

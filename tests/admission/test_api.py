@@ -282,7 +282,7 @@ async def test_a_token_with_fewer_roles_does_not_repeat_a_task_of_its_actor(fron
 @pytest.mark.parametrize(
     ("body", "problem"),
     [
-        ({}, "script: Field required"),
+        ({}, "script is missing"),
         ({"script": ""}, "script is ''"),
         ({"script": "x", "lang": "ruby"}, "runtime_image, runtime_command, runtime_filename"),
         ({"script": "x", "prioritty": "low"}, "did you mean 'priority'"),

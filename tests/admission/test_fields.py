@@ -129,11 +129,11 @@ def test_a_task_has_the_same_owner_and_the_same_id_as_an_execution() -> None:
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
-        ({"user_id": ""}, "user_id is ''; String should have at least 1 character"),
+        ({"user_id": ""}, "user_id is ''; it must have at least 1 character"),
         ({"tenant": "a/b"}, "tenant is 'a/b'; it must not contain a slash"),
         ({"priority": "urgent"}, "priority is 'urgent'; choose from critical, high, normal, low, background"),
         ({"execution_id": "*"}, "execution_id is '*'; it must be the id of a new task: not '*'"),
-        ({"timeout_seconds": 0}, "timeout_seconds is 0 (int); Input should be greater than or equal to 1"),
+        ({"timeout_seconds": 0}, "timeout_seconds is 0; it must be at least 1"),
         ({"script": "é" * 600_000}, "it has 1,200,000 bytes, more than 1,048,576; let the script read its"),
     ],
 )

@@ -111,7 +111,7 @@ def test_invalid_fields_are_named_without_their_value(fields: dict[str, Any]) ->
 
 
 def test_a_missing_field_is_named() -> None:
-    with pytest.raises(BadRecord, match="script: Field required"):
+    with pytest.raises(BadRecord, match="script is missing"):
         parsed({name: value for name, value in REQUESTED.items() if name != "script"})
 
 

@@ -17,9 +17,9 @@ from flowkit.errors import StoreRefused
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"$set": {"state": "paused"}}, "state: Input should be 'open'"),
+        ({"$set": {"state": "paused"}}, "state is (hidden); it must be 'open'"),
         ({"$set": {"attempt": "{"}}, "JSONDecodeError"),
-        ({"$set": {"attempt": json.dumps({"task_id": TASK})}}, "attempt.node_id: Field required"),
+        ({"$set": {"attempt": json.dumps({"task_id": TASK})}}, "attempt.node_id is missing"),
         ({"$unset": {"attempt": ""}}, "KeyError: 'attempt'"),
     ],
 )

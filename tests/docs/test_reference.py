@@ -35,6 +35,7 @@ PUBLIC = [
     "flowkit.worker.input.pull_adapters",
 ]
 INTERNAL = {
+    "KeptLogs": "both classes of settings have its fields",
     "TaskClient": "a Coordinator uses it",
     "TaskCatalog": "a Coordinator uses it",
     "jsonable": "a Coordinator prepares its requests with it",

@@ -55,7 +55,7 @@ async def test_folder_without_pages_fails_at_once(tmp_path: Path) -> None:
 
 
 async def test_params_must_match_their_schema(tmp_path: Path) -> None:
-    with pytest.raises(GraphError, match=r"params\.pause_sec is 'long': Input should be a valid number"):
+    with pytest.raises(GraphError, match=r"params\.pause_sec is 'long'; it must be a number"):
         await audit(tmp_path, pause_sec="long")
 
 

@@ -60,11 +60,11 @@ workflow:
     ("text", "problem"),
     [
         ("a: [", "1:5: not YAML"),
-        ("jobs: []", "jobs: "),
-        ("workflow: {steps: [{id: a, runner: r}]}", "workflow.steps.0.payload: "),
+        ("jobs: []", "jobs is a list of 0 values; it must have at least 1 item"),
+        ("workflow: {steps: [{id: a, runner: r}]}", "workflow.steps[0].payload is missing"),
         ("jobs: [{id: a, executor: e, script: s, depends: [b]}]", "job 'a' depends on 'b'"),
         ("jobs: [{id: a, executor: e, script: s}, {id: a, executor: e, script: s}]", "has 'a' twice"),
-        ("jobs: [{id: a, executor: e, script: s, retry: 2}]", "jobs.0.retry: "),
+        ("jobs: [{id: a, executor: e, script: s, retry: 2}]", "jobs[0].retry: there is no such field"),
     ],
 )
 def test_errors_name_the_file_and_the_field(tmp_path: Path, text: str, problem: str) -> None:
@@ -107,7 +107,7 @@ CHAIN = "".join(f"c{i}: &c{i} [*c{i - 1}]\n" for i in range(1, 500))
         ("jobs:\n  - !!bool maybe", ":2:5: 'maybe' is no bool"),
         ("flow: {execution_timeout: 1.0e+999}", ":1:27: '1.0e+999' is beyond the range of numbers"),
         ("\nflow: {execution_timeout: .nan}", ":2:27: JSON has no number '.nan'"),
-        ("caller: 2026-13-45", "caller: Input should be a valid integer"),
+        ("caller: 2026-13-45", "caller is '2026-13-45'; it must be a whole number"),
         ("jobs: []\njobs: []", "the key 'jobs' twice, first on line 1"),
     ],
     ids=lambda text: text[:12],

@@ -212,7 +212,7 @@ async def test_a_test_of_a_flow_takes_a_value_of_its_params_and_adds_their_defau
 
 
 def test_params_that_do_not_fit_name_the_place_and_the_value() -> None:
-    with pytest.raises(GraphError, match=r"^params\.cities\[0\]\.name is 7: Input should be a valid string$"):
+    with pytest.raises(GraphError, match=r"^params\.cities\[0\]\.name is 7; it must be a text$"):
         cities().dump_params({"cities": [{"name": 7}]})
 
 
@@ -664,7 +664,7 @@ def test_a_function_that_is_refused_leaves_no_node() -> None:
 
 
 def test_params_whose_json_cannot_be_read_back_are_refused() -> None:
-    with pytest.raises(GraphError, match="their JSON cannot be read back: params.cities: Field required"):
+    with pytest.raises(GraphError, match="their JSON cannot be read back: params.cities is missing"):
         Flow("f", params=Params).dump_params(Params.model_construct(limits={}))
 
 

@@ -267,7 +267,11 @@ def test_a_node_whose_reset_is_in_progress_accepts_no_action() -> None:
             "decision is 'yes'; it must be 'approve' or 'reject'",
         ),
         ("satisfy", {"prerequisite": ""}, "prerequisite is ''; it must be a prerequisite, a text"),
-        ("complete_node", {"node_id": "a", "metrics": [1]}, "metrics is [1]; it must be an object"),
+        (
+            "complete_node",
+            {"node_id": "a", "metrics": [1]},
+            "metrics is a list of 1 value; it must be an object",
+        ),
         ("complete_node", {"node_id": "a", "batches": [{"metrics": {}}]}, "objects with a 'batch_uid'"),
         (
             "complete_node",

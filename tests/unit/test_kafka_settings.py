@@ -90,9 +90,7 @@ def test_client_certificates_are_loaded(certificates: Path, files: dict[str, str
 def test_passwords_are_not_shown() -> None:
     config = CoordinatorConfig(kafka_security_protocol="SASL_SSL", **SASL)
     assert "hunter2" not in f"{config} {KafkaConnection.from_config(config)}"
-    with pytest.raises(
-        ConfigError, match="kafka_sasl_password is a hidden value; it must be none, or a text"
-    ):
+    with pytest.raises(ConfigError, match="kafka_sasl_password is .hidden.; it must be none, or a text"):
         options(kafka_sasl_password=b"hunter2")
 
 

@@ -7,8 +7,9 @@ them is rejected once one of them differs: another action was applied, or a node
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from flowkit.actions.inputs import DIGEST_CHARS
 from flowkit.actions.plans import name_state
 from flowkit.core.utils import dumps
 from flowkit.errors import ActionRejected, RejectionCause
@@ -17,9 +18,6 @@ from flowkit.text import names, printed
 if TYPE_CHECKING:
     from flowkit.actions.plans import Plan, TaskSnapshot
     from flowkit.actions.records import Action
-
-DIGEST_CHARS: Final = 16
-"""Length of the digest, in hexadecimal digits."""
 
 _REMEDY = "look at what the action would affect now, then decide again"
 

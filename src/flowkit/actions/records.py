@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from pydantic import dataclasses as wire
 
+from flowkit.actions import inputs
 from flowkit.models import temporal_names
+from flowkit.validation.values import SWITCH
 
 PAUSE: Final = "pause"
 RESUME: Final = "resume"
@@ -32,12 +34,12 @@ TASK_SCOPE: Final = "task"
 class ActionInput:
     """What the inputs of all actions have in common."""
 
-    reason: str = ""
-    by: str = ""
+    reason: Annotated[str, inputs.TEXT] = ""
+    by: Annotated[str, inputs.TEXT] = ""
     """Who requests the action."""
-    if_revision: int | None = None
+    if_revision: Annotated[int | None, inputs.REVISION] = None
     """Reject the action unless the task has this revision."""
-    if_state: str | None = None
+    if_state: Annotated[str | None, inputs.STATE] = None
     """Reject the action unless the nodes that it affects are in the `state` that a preview has returned."""
 
 
@@ -45,9 +47,9 @@ class ActionInput:
 class Pause(ActionInput):
     """Input of `pause`: start nothing new in these scopes. Running attempts finish."""
 
-    scopes: tuple[str, ...] = (TASK_SCOPE,)
+    scopes: Annotated[tuple[str, ...], inputs.SCOPES] = (TASK_SCOPE,)
     """What to pause: `task`, `node:ID`, `below:ID` (all nodes below a node) or `role:NAME`."""
-    interrupt: bool = False
+    interrupt: Annotated[bool, SWITCH] = False
     """Whether running attempts are stopped. They run again after the pause, which uses no retry."""
 
 
@@ -55,7 +57,7 @@ class Pause(ActionInput):
 class Resume(ActionInput):
     """Input of `resume`: end the pause of these scopes, or of all if none is given."""
 
-    scopes: tuple[str, ...] = ()
+    scopes: Annotated[tuple[str, ...], inputs.SCOPES] = ()
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,14 +66,14 @@ class RetryNode(ActionInput):
     for a retry.
     """
 
-    node_id: str = ""
-    input_inline: dict[str, Any] | None = None
+    node_id: Annotated[str, inputs.NODE_ID] = ""
+    input_inline: Annotated[dict[str, Any] | None, inputs.OBJECT] = None
     """Keys of the node's `input_inline` to replace. None as the value of a key removes it."""
-    input_ref: dict[str, Any] | None = None
-    timeout_sec: float | None = None
-    retry_policy: dict[str, Any] | None = None
+    input_ref: Annotated[dict[str, Any] | None, inputs.OBJECT] = None
+    timeout_sec: Annotated[float | None, inputs.TIMEOUT] = None
+    retry_policy: Annotated[dict[str, Any] | None, inputs.RETRY_POLICY] = None
     """Keys of the node's `retry_policy` to replace."""
-    interrupt: bool = False
+    interrupt: Annotated[bool, SWITCH] = False
     """Whether attempts are stopped, of the node and of descendants, and a wait for a retry gives way to a
     new generation."""
 
@@ -80,8 +82,8 @@ class RetryNode(ActionInput):
 class SkipNode(ActionInput):
     """Input of `skip_node`: end a node as skipped by the user."""
 
-    node_id: str = ""
-    interrupt: bool = False
+    node_id: Annotated[str, inputs.NODE_ID] = ""
+    interrupt: Annotated[bool, SWITCH] = False
     """Whether attempts are stopped: of the node, and of descendants that have to start again."""
 
 
@@ -89,21 +91,21 @@ class SkipNode(ActionInput):
 class CompleteNode(ActionInput):
     """Input of `complete_node`: end a node as finished, with these results."""
 
-    node_id: str = ""
-    metrics: dict[str, Any] = field(default_factory=dict)
+    node_id: Annotated[str, inputs.NODE_ID] = ""
+    metrics: Annotated[dict[str, Any], inputs.OBJECT] = field(default_factory=dict)
     """The final metrics of the node."""
-    artifacts_ref: dict[str, Any] | None = None
-    batches: tuple[dict[str, Any], ...] = ()
+    artifacts_ref: Annotated[dict[str, Any] | None, inputs.OBJECT] = None
+    batches: Annotated[tuple[dict[str, Any], ...], inputs.BATCHES] = ()
     """What nodes that pull from the node find: objects with `batch_uid`, `metrics` and optionally `artifacts_ref`."""
-    interrupt: bool = False
+    interrupt: Annotated[bool, SWITCH] = False
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class FailNode(ActionInput):
     """Input of `fail_node`: end a node as failed. Routes and `allow_failure` apply as to any failure."""
 
-    node_id: str = ""
-    interrupt: bool = False
+    node_id: Annotated[str, inputs.NODE_ID] = ""
+    interrupt: Annotated[bool, SWITCH] = False
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,10 +115,10 @@ class RetryBatches(ActionInput):
     The node keeps its other batches. What depends on it starts a new generation.
     """
 
-    node_id: str = ""
-    batch_uids: tuple[str, ...] = ()
+    node_id: Annotated[str, inputs.NODE_ID] = ""
+    batch_uids: Annotated[tuple[str, ...], inputs.BATCH_UIDS] = ()
     """Batches to try again. Empty for all that are set aside and not skipped."""
-    interrupt: bool = False
+    interrupt: Annotated[bool, SWITCH] = False
     """Whether descendants that run are stopped."""
 
 
@@ -127,10 +129,10 @@ class SkipBatches(ActionInput):
     They no longer count as failed. A node that has failed, or is held, runs again without them.
     """
 
-    node_id: str = ""
-    batch_uids: tuple[str, ...] = ()
+    node_id: Annotated[str, inputs.NODE_ID] = ""
+    batch_uids: Annotated[tuple[str, ...], inputs.BATCH_UIDS] = ()
     """Batches to skip. Empty for all that are set aside."""
-    interrupt: bool = False
+    interrupt: Annotated[bool, SWITCH] = False
     """Whether descendants that run are stopped, if the node runs again."""
 
 
@@ -138,30 +140,30 @@ class SkipBatches(ActionInput):
 class Decide(ActionInput):
     """Input of `decide`: approve or reject at a node of the type `approval`."""
 
-    node_id: str = ""
-    decision: str = ""
+    node_id: Annotated[str, inputs.NODE_ID] = ""
+    decision: Annotated[str, inputs.DECISION] = ""
     """`approve` or `reject`."""
-    comment: str = ""
+    comment: Annotated[str, inputs.TEXT] = ""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class Satisfy(ActionInput):
     """Input of `satisfy`: fulfil a prerequisite, for all nodes of the task that name it."""
 
-    prerequisite: str = ""
+    prerequisite: Annotated[str, inputs.PREREQUISITE] = ""
 
 
 @wire.dataclass(frozen=True, kw_only=True, slots=True)
 class ChangeGraph(ActionInput):
     """Input of `change_graph`: add nodes to the graph, and change nodes that have not started."""
 
-    nodes: tuple[dict[str, Any], ...] = ()
+    nodes: Annotated[tuple[dict[str, Any], ...], inputs.NODES] = ()
     """New nodes, in the form in which a graph contains them."""
-    edges: tuple[Any, ...] = ()
+    edges: Annotated[tuple[Any, ...], inputs.EDGES] = ()
     """Pairs `[from, to]`. They lead to new nodes."""
-    edges_ex: tuple[dict[str, Any], ...] = ()
+    edges_ex: Annotated[tuple[dict[str, Any], ...], inputs.EDGES_EX] = ()
     """Edges with conditions, which lead to new nodes too."""
-    changes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    changes: Annotated[dict[str, dict[str, Any]], inputs.CHANGES] = field(default_factory=dict)
     """By node id, a JSON merge patch (RFC 7396) of the node: new values of `io`, `retry_policy`, `timeout_sec`,
     `deadline_sec` and `when`. Nested objects are merged, and null removes a key."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from flowkit.actions.inputs import SCOPE_FORMS
 from flowkit.actions.records import TASK_SCOPE
 from flowkit.errors import ActionRejected, RejectionCause
 from flowkit.text import names, printed, suggestion
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from flowkit.models.actions import PausedScope
 
 _KINDS = ("node", "below", "role")
-SCOPE_FORMS = "'task', 'node:ID', 'below:ID' or 'role:NAME'"
 
 
 def nodes_below(nodes: Sequence[Node], index: int) -> set[int]:

@@ -14,9 +14,8 @@ from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS, USER_CHARS
 from flowkit.models.admission import Priority
 from flowkit.models.ownership import OwnerKind
-from flowkit.text import shown
 from flowkit.validation.arguments import new_task_id_problem
-from flowkit.validation.invalid import problem_of
+from flowkit.validation.invalid import describe
 
 SCRIPT_BYTES: Final = 1024 * 1024
 """Largest script of an execution, in bytes of UTF-8."""
@@ -129,17 +128,8 @@ class ExecutionFields(BaseModel):
 
 
 def require(model: type[BaseModel], given: dict[str, Any]) -> None:
-    """Raise ConfigError, which names the first invalid field, unless the values are those of a model."""
+    """Raise ConfigError, which names the invalid fields, unless the values are those of a model."""
     try:
         model.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        missing = first["type"] == "missing"
-        problem = "is missing" if missing else f"is {shown(first['input'])}; {first_problem(error)}"
-        raise ConfigError(f"{name} {problem}") from None
-
-
-def first_problem(error: ValidationError) -> str:
-    """Return what the first invalid value must be."""
-    return problem_of(error.errors()[0])
+        raise ConfigError(describe(error)) from None

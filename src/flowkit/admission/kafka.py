@@ -13,14 +13,14 @@ import logging
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, get_args
 
 from cachetools import LRUCache
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
 from flowkit import reason_codes
 from flowkit.admission import rules
-from flowkit.admission.fields import ExecutionFields, NewId, RequestId, Tenant, UserId, first_problem
+from flowkit.admission.fields import ExecutionFields, NewId, RequestId, Tenant, UserId
 from flowkit.admission.models import ENDED, RUNNING, Door, Kind, Report, Request, State
 from flowkit.admission.queue import owner
 from flowkit.attempt.background import BackgroundLoop, Expected, OutageLogger
@@ -38,8 +38,10 @@ from flowkit.errors import (
 from flowkit.limits import CANCEL_REASON_CHARS, KAFKA_RECORD_BYTES, LAST_ERROR_CHARS
 from flowkit.models.admission import DEFAULT_TENANT, RANKS, Priority
 from flowkit.text import clean, shorten, shown, truncate
-from flowkit.validation import settings
+from flowkit.validation.arguments import require
+from flowkit.validation.invalid import describe, problem_with
 from flowkit.validation.json_keys import load_json
+from flowkit.validation.values import NAME, one_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -116,11 +118,10 @@ class AdmissionTopics:
 
     def __post_init__(self) -> None:
         """Check names, events and rights."""
-        given = {"style": self.style, "group": GROUP if self.group is None else self.group}
-        settings.check(
-            "AdmissionTopics",
-            given,
-            {"style": settings.one_of("per_type", "shared"), "group": settings.text()},
+        group = GROUP if self.group is None else self.group
+        require(
+            problem_with(self.style, one_of(*get_args(Style)), "AdmissionTopics.style"),
+            problem_with(group, NAME, "AdmissionTopics.group"),
         )
         if unknown := sorted(set(self.events) - set(OPTIONAL)):
             raise ConfigError(
@@ -194,9 +195,7 @@ def _check_rights(topic: str, rights: TopicRights, topics: Sequence[str]) -> Non
         try:
             _TENANT.validate_python(tenant)
         except ValidationError as error:
-            raise ConfigError(
-                f"a tenant of the topic {topic} is {shown(tenant)}; {first_problem(error)}"
-            ) from None
+            raise ConfigError(describe(error, f"a tenant of the topic {topic}")) from None
 
 
 # --- records ------------------------------------------------------------------------------------------------------
@@ -422,10 +421,8 @@ def read(topics: AdmissionTopics, topic: str, value: bytes | None) -> Requested 
     try:
         return MODELS[kind].model_validate(found)
     except ValidationError as error:
-        # The value is left out, because it may be secret.
-        name = ".".join(map(str, error.errors(include_input=False)[0]["loc"]))
-        text = f"{name}: {first_problem(error)}"
-        raise BadRecord("invalid_field", shorten(clean(text), _SHOWN_CHARS)) from None
+        problem = describe(error, hides=lambda path, value: True)
+        raise BadRecord("invalid_field", shorten(clean(problem), _SHOWN_CHARS)) from None
 
 
 def _json_object(value: bytes | None) -> Fields:

@@ -12,10 +12,11 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import typer
 
 from flowkit.cli.output import log_warnings
-from flowkit.config import DEFAULT_QUEUE
+from flowkit.config import DEFAULT_QUEUE, CoordinatorConfig
 from flowkit.errors import ConfigError
-from flowkit.text import shell_command, shown, shown_address
-from flowkit.validation import arguments, settings
+from flowkit.text import shell_command, shown_address
+from flowkit.validation import arguments
+from flowkit.validation.invalid import field_problem
 
 DEFAULT_MONGO_URL = "mongodb://localhost:27017"
 DEFAULT_DATABASE = "flowkit"
@@ -25,8 +26,8 @@ DEFAULT_HEALTH_HOST = "127.0.0.1"
 
 
 def _check_queue(given: str | None) -> str | None:
-    for _, found, wanted in settings.optional(settings.text())(given):
-        raise ConfigError(f"--queue (FLOWKIT_QUEUE) is {shown(found)}; it must be {wanted}")
+    if given is not None:
+        arguments.require(field_problem(CoordinatorConfig, "queue", given, "--queue (FLOWKIT_QUEUE)"))
     return given
 
 

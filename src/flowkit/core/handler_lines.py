@@ -62,28 +62,6 @@ _PRINTED_CHARS: Final = 1 << 16
 """A printed line without an end becomes a line of its own at this length."""
 
 
-@dataclass(kw_only=True)
-class KeptLogs:
-    """Which lines of handlers and functions are kept with their attempt (docs/monitoring.md)."""
-
-    kept_log_level: str | dict[str, str] = "INFO"
-    """Least level of the lines that are kept: one for all roles, or a dict by role (default INFO). `OFF` keeps none."""
-    keep_prints: bool = False
-    """Whether what handlers and functions print to stdout is kept, too."""
-
-    def kept_level(self, role: str) -> int | None:
-        """Return the least level of the kept lines of a role; None if none are kept."""
-        given = self.kept_log_level
-        name = given.get(role, "INFO") if isinstance(given, dict) else given
-        return None if name.upper() == OFF else int(logging.getLevelNamesMapping()[name.upper()])
-
-    def least_kept_level(self) -> int | None:
-        """Return the least level of the kept lines of all roles; None if none are kept at all."""
-        given = self.kept_log_level
-        roles = ["", *given] if isinstance(given, dict) else [""]
-        return min((level for role in roles if (level := self.kept_level(role)) is not None), default=None)
-
-
 class HandlerLine(NamedTuple):
     """One line of an attempt. A record with a traceback is one line, too."""
 

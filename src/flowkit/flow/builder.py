@@ -30,6 +30,7 @@ from flowkit.graph.routes import find_routers
 from flowkit.graph.submission import validate_input
 from flowkit.models import APPROVAL, COORDINATOR_FN, DELAY, ENGINE_TYPES
 from flowkit.text import kind_of, one_line, printed
+from flowkit.validation.invalid import problems_of
 from flowkit.validation.values import is_role
 
 if TYPE_CHECKING:
@@ -333,7 +334,7 @@ class Flow(Generic[P]):
         try:
             return self._adapter.validate_python(given)
         except ValidationError as error:
-            raise GraphError([context + params_problem(each) for each in error.errors()]) from None
+            raise GraphError([context + params_problem(each) for each in problems_of(error)]) from None
 
     # --- tasks ---------------------------------------------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from flowkit.graph.expressions import MAP_OVER, find_expressions, is_expression
 from flowkit.graph.submission import validate_input
 from flowkit.models.graphs import FAILED_NODES_KEY
 from flowkit.text import add_caret, names, one_line, printable, printed, suggestion, truncate
+from flowkit.validation.invalid import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     Schema = dict[str, Any]
     Found = tuple[str, str, str]
     """The id of a node, the path of a part of it, and what is wrong there."""
+    from flowkit.validation.invalid import InvalidValue
 
 HERE = "this-flow"
 """Placeholder for the task id while only the graph is checked."""
@@ -311,14 +313,13 @@ def find_secret(schema: Any, name: str = "params") -> str | None:
     return next((found for key, each in parts if (found := find_secret(each, key)) is not None), None)
 
 
-def params_problem(error: Mapping[str, Any]) -> str:
-    """Return one error of pydantic about params as a problem that names the place, the value and what is expected."""
-    place = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in error["loc"])
-    if is_expression(error["input"]) or isinstance(error["input"], Cel):
+def params_problem(found: InvalidValue) -> str:
+    """Return what is wrong with a value in params, in one sentence with the place and the value."""
+    if is_expression(found.given) or isinstance(found.given, Cel):
         remedy = "pass the graph and these params to Schedules.create, which adds the default values"
-        return f"params{place} is an expression, which only the tasks of a schedule evaluate: {remedy}"
-    shown = "" if error["type"] == "missing" else f" is {printed(error['input'])}"
-    return f"params{place}{shown}: {error['msg']}"
+        place = place_of(found.path, "params")
+        return f"{place} is an expression, which only the tasks of a schedule evaluate: {remedy}"
+    return found.text("params")
 
 
 def _differing_items(params: Any, over: str, items: Any) -> str | None:

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flowkit.errors import ConfigError
 from flowkit.gateway import models
 from flowkit.validation.documents import Document
+from flowkit.validation.invalid import describe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -106,15 +107,9 @@ def read_flow_file(path: Path, overrides: Mapping[str, int | None] | None = None
     try:
         return plan_import(_parse(document), overrides or {})
     except ValidationError as error:
-        problems = "; ".join(_describe(each) for each in error.errors()[:5])
-        raise ConfigError(f"{path}: {problems}") from None
+        raise ConfigError(f"{path}: {describe(error)}") from None
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
-
-
-def _describe(problem: Any) -> str:
-    place = ".".join(str(part) for part in problem["loc"]) or "the file"
-    return f"{place}: {problem['msg']}"
 
 
 def _parse(document: object) -> FlowFile:

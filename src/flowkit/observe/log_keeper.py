@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from flowkit.adapters.mongo import Database
-    from flowkit.core.handler_lines import KeptLogs
+    from flowkit.config import KeptLogs
     from flowkit.models import AttemptInput
     from flowkit.observe.log_buffer import LogRow
 

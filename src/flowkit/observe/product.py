@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from flowkit.adapters.mongo import Database
-    from flowkit.core.handler_lines import KeptLogs
+    from flowkit.config import KeptLogs
     from flowkit.products import LogKeeper, LogReader
 
 

@@ -17,8 +17,9 @@ from flowkit.core.utils import dumps
 from flowkit.errors import ChecksBusy, StoreRefused, StoreUnavailable
 from flowkit.server.errors import HttpError
 from flowkit.server.rights import HttpRoute, Open
-from flowkit.server.rpc import Params, describe_problem, secret_fields
-from flowkit.text import count_of, kind_of
+from flowkit.server.rpc import Params, secrets_of
+from flowkit.text import kind_of
+from flowkit.validation.invalid import describe
 from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
 if TYPE_CHECKING:
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 GivenParams = TypeVar("GivenParams", bound=Params)
 
-MAX_PROBLEMS: Final = 5
-"""Maximum number of problems that an error names."""
 RETRY_SEC: Final = 1
 """After this time, a client can repeat a call that failed because MongoDB was unavailable."""
 
@@ -185,17 +184,8 @@ def parse_params(model: type[GivenParams], given: Mapping[str, Any], *, strict: 
     try:
         return model.model_validate_json(to_json(given), strict=strict)
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)
-        secrets = secret_fields(model)
-        found = [_problem_text(describe_problem(each, model, secrets)) for each in details[:MAX_PROBLEMS]]
-        if len(details) > len(found):
-            found.append(count_of(len(details) - len(found), "more problem"))
-        raise HttpError(422, "invalid_request", "; ".join(found)) from None
-
-
-def _problem_text(problem: Mapping[str, Any]) -> str:
-    value = f" is {problem['value']}" if "value" in problem else ""
-    return f"{problem['field']}{value}: {problem['problem']}"
+        problem = describe(error, hides=secrets_of(model), known=model.model_fields)
+        raise HttpError(422, "invalid_request", problem) from None
 
 
 # --- the document -------------------------------------------------------------------------------------------------

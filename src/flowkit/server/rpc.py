@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -12,24 +14,24 @@ from starlette.responses import Response
 
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreRefused, StoreUnavailable
-from flowkit.masks import is_secret_name
+from flowkit.masks import HIDDEN, is_secret_name
 from flowkit.server.connection import Connection
 from flowkit.server.errors import HttpError, log_unexpected
 from flowkit.server.rights import HttpRoute, Open, SocketRoute, refusal
-from flowkit.text import count_of, kind_of, printable, printed, shown_address, suggestion, truncate
-from flowkit.validation.invalid import problem_of
+from flowkit.text import count_of, kind_of, printable, printed, suggestion, truncate
+from flowkit.validation.invalid import problems_of
 from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from pydantic_core import ErrorDetails
     from starlette.requests import Request
     from starlette.routing import BaseRoute
     from starlette.websockets import WebSocket
 
     from flowkit.server.auth import Caller
     from flowkit.server.rights import Need
+    from flowkit.validation.invalid import InvalidValue, Path
 
 MAX_BATCH = 100
 """Maximum number of calls in a batch."""
@@ -404,7 +406,7 @@ class _Runner:
 
     def __init__(self, method: Method) -> None:
         self._method = method
-        self._secrets = secret_fields(method.params)
+        self._is_secret = secrets_of(method.params)
 
     async def run(self, call: Call, params: Any) -> bytes:
         """Return the result of a call as JSON."""
@@ -425,9 +427,9 @@ class _Runner:
         try:
             return model.model_validate_json(to_json(given), strict=True)
         except ValidationError as error:
-            details = error.errors(include_url=False, include_context=False)
-            problems = [describe_problem(each, model, self._secrets) for each in details[:MAX_PROBLEMS]]
-            raise invalid_params(problems, more=len(details) - len(problems)) from None
+            found = problems_of(error, hides=self._is_secret, known=model.model_fields)
+            problems = [_shown(each) for each in islice(found, MAX_PROBLEMS)]
+            raise invalid_params(problems, more=error.error_count() - len(problems)) from None
 
     async def _run(self, call: Call, params: BaseModel) -> bytes:
         try:
@@ -483,35 +485,11 @@ def invalid_params(problems: Sequence[dict[str, Any]], more: int = 0) -> Invalid
     return InvalidParams(f"{first['field']}: {first['problem']}{rest}", {"problems": list(problems)})
 
 
-def describe_problem(error: ErrorDetails, model: type[BaseModel], secrets: frozenset[str]) -> dict[str, Any]:
-    """Return what is wrong with one field of parameters. The value of a secret, or of a missing field, is left out."""
-    path = [str(part) for part in error["loc"]]
-    hidden = any(part in secrets or is_secret_name(part) for part in path)
-    kind = error["type"]
-    problem = problem_of(error)
-    if kind == "extra_forbidden":
-        known = model.model_fields if len(path) == 1 else ()
-        problem = f"there is no such field{suggestion(path[-1][:_NAME_CHARS], known)}"
-    elif hidden and kind in ("value_error", "assertion_error"):
-        problem = "the value is invalid"  # the message of a validator may quote it
-    shown = {} if hidden or kind in ("missing", "extra_forbidden") else {"value": _shown(error["input"])}
-    return {
-        "field": printable(truncate(".".join(path), _PATH_CHARS)) or "params",
-        **shown,
-        "problem": problem,
-    }
-
-
-def _shown(value: Any) -> str:
-    """Return a value as an error shows it. Objects and lists may contain secrets, so only their size is shown.
-
-    A URL may contain credentials, so only its scheme and hosts are shown.
-    """
-    if isinstance(value, str) and "://" in value:
-        return printed(shown_address(value))
-    if isinstance(value, dict):
-        return f"an object with {count_of(len(value), 'field')}"
-    return f"a list of {count_of(len(value), 'value')}" if isinstance(value, list) else printed(value)
+def _shown(found: InvalidValue) -> dict[str, Any]:
+    """Return a problem with one field of the parameters. The value of a secret, or of a missing field, is left out."""
+    shown = {} if found.value in (None, HIDDEN) else {"value": found.value}
+    field = printable(truncate(".".join(map(str, found.path)), _PATH_CHARS)) or "params"
+    return {"field": field, **shown, "problem": found.problem}
 
 
 def _kind(value: Any) -> str:
@@ -521,16 +499,18 @@ def _kind(value: Any) -> str:
     return "a text" if isinstance(value, str) else kind_of(value)
 
 
-def secret_fields(model: type[BaseModel]) -> frozenset[str]:
-    """Return the names of all fields of a model, and of the models in it, whose type is SecretStr or SecretBytes."""
+@cache
+def secrets_of(model: type[BaseModel]) -> Callable[[Path, Any], bool]:
+    """Return what decides whether the value at a path is secret: by its name, or by a type that pydantic masks."""
     schema = model.model_json_schema()
     models = [schema, *schema.get("$defs", {}).values()]
-    return frozenset(
+    secrets = {
         name
         for each in models
         for name, field in each.get("properties", {}).items()
         if any(part.get("format") == "password" for part in (field, *field.get("anyOf", ())))
-    )
+    }
+    return lambda path, _: any(part in secrets or is_secret_name(part) for part in path)
 
 
 _STANDARD_ERRORS: tuple[type[RpcError], ...] = (InvalidParams, LimitExceeded, StorageError, InternalError)

@@ -16,6 +16,7 @@ from flowkit.errors import ConfigError
 from flowkit.limits import ID_CHARS
 from flowkit.models.ownership import OwnerKind, reserved_for
 from flowkit.text import shown, visible
+from flowkit.validation.invalid import sentence
 from flowkit.validation.values import (
     NODE_ID_RULE,
     has_blank_end,
@@ -201,7 +202,7 @@ _SCHEDULE_NAME_CHARS = ID_CHARS - len("-2026-11-26T02:00:00Z")
 
 
 def _problem(name: str, value: object, good: bool, wanted: str) -> str | None:
-    return None if good else f"{name} is {shown(value)}; it must be {wanted}"
+    return None if good else sentence(name, value, wanted)
 
 
 def _is_deceptive(char: str) -> bool:

@@ -98,7 +98,7 @@ MISTAKES = [
     ),
     (["validate", "pipeline:broken"], "pipeline.py:35: node 'count': map.over: params has no 'wrds'"),
     (["run", "pipeline:flow"], "params: 'words' is a required property"),
-    (["run", "pipeline:flow", "--param", "words=3"], "params.words is 3: Input should be a valid list"),
+    (["run", "pipeline:flow", "--param", "words=3"], "params.words is 3; it must be a list"),
     (
         ["worker", "pipeline:tools", "--check"],
         "pipeline:tools is a flow without handlers; add them with flow.node",

@@ -13,10 +13,8 @@ from flowkit.admission.fields import (
     MAX_HELD,
     MAX_QUEUE,
     MAX_STALE_SEC,
-    USER_KEY_CHARS,
     Tenant,
     UserKey,
-    first_problem,
 )
 from flowkit.admission.models import Limits, Override
 from flowkit.cli import output
@@ -27,8 +25,8 @@ from flowkit.cli.options import (
     with_options,
 )
 from flowkit.errors import ConfigError
-from flowkit.limits import USER_CHARS
 from flowkit.text import shown
+from flowkit.validation.invalid import describe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,22 +59,20 @@ def _check_cap(context: typer.Context, parameter: typer.CallbackParam, given: st
 
 
 def _check_user(context: typer.Context, parameter: typer.CallbackParam, given: str) -> str:
-    return _check_name(given, UserKey, USER_KEY_CHARS)
+    return _check_name(given, UserKey)
 
 
 def _check_tenant(context: typer.Context, parameter: typer.CallbackParam, given: str) -> str:
     if "/" in given:
         raise ConfigError(f"NAME is {shown(given)}; the name of a tenant must not contain a slash")
-    return _check_name(given, Tenant, USER_CHARS)
+    return _check_name(given, Tenant)
 
 
-def _check_name(given: str, kind: Any, most: int) -> str:
-    if not 0 < len(given) <= most:
-        raise ConfigError(f"NAME has {len(given):,} characters; it must have 1 to {most}")
+def _check_name(given: str, kind: Any) -> str:
     try:
         TypeAdapter(kind).validate_python(given)
     except ValidationError as error:
-        raise ConfigError(f"NAME is {shown(given)}; {first_problem(error)}") from None
+        raise ConfigError(describe(error, "NAME")) from None
     return given
 
 

@@ -12,7 +12,7 @@ from flowkit.cli.options import DEFAULT_DATABASE, DEFAULT_MONGO_URL
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.errors import ConfigError
 from flowkit.text import shell_word
-from flowkit.validation import settings
+from flowkit.validation.values import ROLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -175,7 +175,7 @@ def _check_installed(name: str) -> None:
 def parse_external(external: Sequence[str]) -> tuple[str, ...]:
     """Return the roles that `--external` names. Raises ConfigError for one that is no role, or named twice."""
     roles = [name.strip() for text in external for name in text.split(",") if name.strip()]
-    for _, found, wanted in settings.roles()(roles):
+    for _, found, wanted in ROLES.find(roles):
         raise add_remedy(ConfigError(f"--external {found!r} is not allowed"), f"it must be {wanted}")
     return tuple(roles)
 
