@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flowkit.errors import GraphError
-from flowkit.graph import field_checks, input_adapters
+from flowkit.graph import encoding, field_checks, fields, input_adapters
 from flowkit.graph.routes import ROUTING_KEYS
 from flowkit.models import RUNTIME_KEYS
 from flowkit.schema import graph_schema
@@ -40,12 +40,12 @@ def fits(graph: object) -> bool:
 def well_formed(graph: object) -> bool:
     """Return whether validation accepts the format of a graph."""
     try:
-        field_checks.json_bytes(graph)
+        encoding.json_bytes(graph)
     except GraphError:
         return False
     if list(field_checks.graph_problems(graph)) or not isinstance(graph, dict):
         return False
-    return not any(map(field_checks.when_problem, conditions_of_edges(graph)))
+    return not any(map(fields.when_problem, conditions_of_edges(graph)))
 
 
 def conditions_of_edges(graph: dict[str, Any]) -> list[object]:
@@ -81,9 +81,9 @@ def test_schema_rejects_an_invalid_role(role: object) -> None:
 GOOD: dict[str, dict[str, Any]] = {
     "full": FULL,
     "runtime keys": one(**dict.fromkeys(RUNTIME_KEYS, 7)),
-    "nulls": one(**dict.fromkeys(field_checks.NODE_KEYS - {"node_id", "type"})),
-    "nulls in io": one(io=dict.fromkeys(field_checks.IO_KEYS)),
-    "nulls in retry_policy": one(retry_policy=dict.fromkeys(field_checks.RETRY_KEYS)),
+    "nulls": one(**dict.fromkeys(fields.NODE.fields.keys() - {"node_id", "type"})),
+    "nulls in io": one(io=dict.fromkeys(fields.IO.fields.keys())),
+    "nulls in retry_policy": one(retry_policy=dict.fromkeys(fields.RETRY_POLICY.fields.keys())),
     "own keys": one(**{"x-own": 1, "io": {"x-own": 1}, "retry_policy": {"x-own": 1}}),
     "own keys of the graph": {**one(), "nodess": 1, "edges": None, "edges_ex": None},
     "fan_in in capitals": two(fan_in="COUNT:1"),
@@ -120,7 +120,7 @@ def test_schema_accepts_every_field_value_that_validation_accepts(path: Path, va
 
 def test_schema_contains_every_key_that_validation_knows() -> None:
     own = SCHEMA["properties"]["nodes"]["items"]["properties"]
-    assert own.keys() == field_checks.NODE_KEYS | RUNTIME_KEYS
-    assert own["io"]["properties"].keys() == field_checks.IO_KEYS
-    assert own["retry_policy"]["properties"].keys() == field_checks.RETRY_KEYS
+    assert own.keys() == fields.NODE.fields.keys() | RUNTIME_KEYS
+    assert own["io"]["properties"].keys() == fields.IO.fields.keys()
+    assert own["retry_policy"]["properties"].keys() == fields.RETRY_POLICY.fields.keys()
     assert own["routing"]["anyOf"][0]["properties"].keys() == ROUTING_KEYS

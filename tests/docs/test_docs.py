@@ -28,7 +28,8 @@ from flowkit.cli.app import app
 from flowkit.cli.project.scaffold import TEMPLATES
 from flowkit.config import _Topics
 from flowkit.errors import FlowKitError
-from flowkit.graph import field_checks, input_adapters
+from flowkit.graph import input_adapters
+from flowkit.graph.fields import IO, NODE, RETRY_POLICY
 from flowkit.graph.submission import parse_input
 from flowkit.graph.validation import parse_graph
 from flowkit.local.temporal import DYNAMIC_CONFIG
@@ -189,7 +190,7 @@ def test_permanent_codes_are_reason_codes_of_nodes() -> None:
 
 def test_every_field_of_a_node_is_described_and_nothing_else() -> None:
     described = set(rows(section(page("graphs"), "Node fields")))
-    assert described == field_checks.NODE_KEYS | field_checks.IO_KEYS | {"x-…"}
+    assert described == NODE.fields.keys() | IO.fields.keys() | {"x-…"}
 
 
 def test_every_field_that_an_engine_writes_is_named() -> None:
@@ -199,8 +200,8 @@ def test_every_field_that_an_engine_writes_is_named() -> None:
 
 def test_every_field_of_a_retry_policy_is_described_with_its_default() -> None:
     described, policy = rows(section(page("graphs/failures"), "Retries")), RetryPolicy()
-    assert set(described) == field_checks.RETRY_KEYS
-    for name in field_checks.RETRY_KEYS - {"permanent_on"}:
+    assert set(described) == RETRY_POLICY.fields.keys()
+    for name in RETRY_POLICY.fields.keys() - {"permanent_on"}:
         value = getattr(policy, name)
         assert described[name][1] == ("none" if value is None else f"{value:g}"), name
     assert described["permanent_on"][1] == ", ".join(f"`{code}`" for code in policy.permanent_on)
@@ -208,7 +209,7 @@ def test_every_field_of_a_retry_policy_is_described_with_its_default() -> None:
 
 def test_every_input_adapter_and_argument_is_described() -> None:
     text = section(page("graphs/data"), "Input adapters")
-    names = [*input_adapters.ADAPTERS, *input_adapters._RECHUNK_CHECKS]
+    names = [*input_adapters.ADAPTERS, *input_adapters.RECHUNK_ARGS]
     assert {name for name in names if f"`{name}`" not in text} == set()
 
 

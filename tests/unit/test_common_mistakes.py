@@ -18,7 +18,7 @@ from flowkit.errors import BadCondition, ConfigError, GraphError
 from flowkit.flow import Flow
 from flowkit.graph.cel import ROOTS, compile_expression
 from flowkit.graph.conditions import SecretRule
-from flowkit.graph.field_checks import NODE_KEYS, NODE_WORDS, RETRY_KEYS, RETRY_WORDS
+from flowkit.graph.fields import NODE, RETRY_POLICY
 from flowkit.limits import CONDITIONS_SEC
 from flowkit.testing import memory_database, run_graph
 from flowkit.worker import Batch, BatchFailure, BatchResult, RoleHandler, role
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
+    from flowkit.graph.kinds import ValueKind
     from flowkit.worker.context import RunContext
 
 RETRIES = 'set "retry_policy": {"max": n}, where n is the number of retries'
@@ -93,10 +94,12 @@ def test_key_of_another_retry_policy_suggests_ours(key: str, hint: str) -> None:
     assert error.problems == [f"node 'load': retry_policy: unknown key {key!r}; {hint}"]
 
 
-@pytest.mark.parametrize(("words", "known"), [(NODE_WORDS, NODE_KEYS), (RETRY_WORDS, RETRY_KEYS)])
-def test_suggested_keys_exist(words: dict[str, str], known: frozenset[str]) -> None:
-    assert {ours for ours in words.values() if ours.isidentifier()} <= known
-    assert not words.keys() & known
+@pytest.mark.parametrize("kind", [NODE, RETRY_POLICY])
+def test_a_word_of_another_system_means_one_thing_and_is_no_field(kind: ValueKind) -> None:
+    texts = [*(field.words for field in kind.fields.values()), *kind.remedies.values()]
+    words = [word for text in texts for word in text.split()]
+    assert len(words) == len({*words})
+    assert not kind.fields.keys() & {*words}
 
 
 def test_list_of_tasks_is_renamed_to_nodes() -> None:

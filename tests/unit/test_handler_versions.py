@@ -172,7 +172,7 @@ def test_status_names_the_nodes_that_ran_with_different_versions() -> None:
 def test_unknown_version_policy_is_rejected(policy: object) -> None:
     with pytest.raises(GraphError) as caught:
         parse_graph({**one(), "version_policy": policy})
-    assert str(caught.value) == f"graph.version_policy is {policy!r}; allowed: any, pin"
+    assert str(caught.value) == f"graph.version_policy {policy!r} must be 'any' or 'pin'"
 
 
 def test_status_says_for_which_version_an_attempt_waits_and_who_polls() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from flowkit.graph.encoding import encode_json
 from flowkit.graph.expressions import expressions_of
-from flowkit.graph.field_checks import encode_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

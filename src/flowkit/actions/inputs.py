@@ -10,7 +10,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit.graph.changes import CHANGEABLE
-from flowkit.graph.field_checks import json_bytes, node_field_problems
+from flowkit.graph.encoding import json_bytes
+from flowkit.graph.field_checks import node_field_problems
 from flowkit.limits import (
     ACTION_BATCHES,
     ACTION_INPUT_BYTES,

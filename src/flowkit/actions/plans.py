@@ -37,7 +37,8 @@ from flowkit.actions.records import (
 from flowkit.core.utils import dumps
 from flowkit.errors import ActionRejected, RejectionCause
 from flowkit.graph.changes import edge_problem
-from flowkit.graph.field_checks import json_bytes, node_field_problems
+from flowkit.graph.encoding import json_bytes
+from flowkit.graph.field_checks import node_field_problems
 from flowkit.limits import (
     ACTION_AFFECTED,
     ACTION_NAMES_CHARS,

@@ -21,10 +21,11 @@ from flowkit.errors import ConfigError, GraphError
 from flowkit.flow.checks import HERE, check_graph, find_secret, params_problem
 from flowkit.flow.nodes import FlowNode, make_error
 from flowkit.flow.places import calling_line
-from flowkit.flow.reading import KNOWN_KEYS, SETTINGS, read_extra, read_settings, read_specs
+from flowkit.flow.reading import SETTINGS, read_extra, read_settings, read_specs
 from flowkit.flow.specs import NodeSpec, write_edges
 from flowkit.flow.values import present, to_input, to_json, to_seconds
 from flowkit.graph.field_checks import wrong_graph
+from flowkit.graph.fields import GRAPH
 from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.routes import find_routers
 from flowkit.graph.submission import validate_input
@@ -92,7 +93,7 @@ class Flow(Generic[P]):
         self._handlers = _Handlers()
         self._functions: dict[str, Callable[..., Any]] = {}
         self._extra: dict[str, Any] = to_json(dict(extra or {}), "extra")
-        if known := KNOWN_KEYS & self._extra.keys():
+        if known := GRAPH.keys() & self._extra.keys():
             raise make_error(self._place, f"extra has {min(known)!r}, which is no key of your own; remove it")
         self._settings = present(
             params_schema=None if params_schema is None else to_json(dict(params_schema), PARAMS_SCHEMA),

@@ -8,8 +8,9 @@ from typing_extensions import TypeVar
 
 from flowkit.errors import GraphError
 from flowkit.flow.places import Place, calling_line
-from flowkit.flow.specs import ADAPTER, ADAPTER_ARGS, EDGE_KEYS, QUARANTINE, Link, NodeSpec
+from flowkit.flow.specs import ADAPTER, ADAPTER_ARGS, QUARANTINE, Link, NodeSpec
 from flowkit.flow.values import Cel, present, to_input, to_json, to_seconds, to_text
+from flowkit.graph.fields import EDGE
 from flowkit.graph.input_adapters import NOOP, PULL, RECHUNK
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
 from flowkit.models import ALL_DONE, StartWhen
@@ -401,7 +402,7 @@ class FlowNode(Ref[Out_co], Generic[In_contra, Out_co]):
             raise self._error(
                 f"extra names {name!r}, which is no parent of the node; call after or pulls first"
             )
-        if known := EDGE_KEYS & own.keys():
+        if known := EDGE.keys() & own.keys():
             raise self._error(
                 f"extra has {min(known)!r}, which is no key of your own; call after or pulls for it"
             )

@@ -5,10 +5,9 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from flowkit.flow.specs import ADAPTER, ADAPTER_ARGS, EDGE_KEYS, QUARANTINE, SOURCES, Link, NodeSpec
-from flowkit.graph.field_checks import IO_KEYS, NODE_KEYS
+from flowkit.flow.specs import ADAPTER, ADAPTER_ARGS, QUARANTINE, SOURCES, Link, NodeSpec
+from flowkit.graph.fields import EDGE, GRAPH, IO, NODE
 from flowkit.graph.input_adapters import PULL, RECHUNK, replace_alias
-from flowkit.graph.params import PARAMS_SCHEMA
 from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS, list_targets
 from flowkit.graph.streams import is_async
 from flowkit.graph.validation import parents_by_node
@@ -16,11 +15,8 @@ from flowkit.graph.validation import parents_by_node
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-SETTINGS = (PARAMS_SCHEMA, "on_node_failure", "deadline_sec", "hold_sec", "version_policy")
-"""The keys of a graph beside its name and its nodes."""
-
-KNOWN_KEYS = frozenset([*SETTINGS, "name", "nodes", "edges", "edges_ex"])
-"""The keys of a graph that mean something to FlowKit."""
+SETTINGS = tuple(name for name in GRAPH if name not in ("name", "nodes", "edges", "edges_ex"))
+"""The keys of a graph beside its name, its nodes and its edges."""
 
 
 def read_settings(graph: Mapping[str, Any]) -> dict[str, Any]:
@@ -31,7 +27,7 @@ def read_settings(graph: Mapping[str, Any]) -> dict[str, Any]:
 def read_extra(graph: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of a valid graph that mean nothing to FlowKit, and a name that is no text."""
     name = graph.get("name")
-    own = KNOWN_KEYS if name is None or (isinstance(name, str) and name) else KNOWN_KEYS - {"name"}
+    own = GRAPH.keys() if name is None or (isinstance(name, str) and name) else GRAPH.keys() - {"name"}
     return {key: deepcopy(value) for key, value in graph.items() if key not in own}
 
 
@@ -76,7 +72,7 @@ def _read_routing(given: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**lists, **_own_keys(given or {})} or None
 
 
-_FIELDS = sorted(NODE_KEYS - {"node_id", "type", "depends_on", "io"})
+_FIELDS = sorted(NODE.fields.keys() - {"node_id", "type", "depends_on", "io"})
 _READERS: dict[str, Callable[[Any], Any]] = {
     "fan_in": lambda given: given and given.lower(),
     "retry_policy": _read_object,
@@ -97,7 +93,7 @@ def _read_io(spec: NodeSpec, io: Mapping[str, Any]) -> None:
         spec.adapter_args = args
         inline = {key: value for key, value in inline.items() if key not in (ADAPTER, ADAPTER_ARGS)} or None
     spec.inline = deepcopy(inline)
-    known = {key: deepcopy(io[key]) for key in IO_KEYS - {"input_inline"} if io.get(key) is not None}
+    known = {key: deepcopy(io[key]) for key in IO.fields.keys() - {"input_inline"} if io.get(key) is not None}
     if "start_when" in known:
         known["start_when"] = known["start_when"].lower()
     spec.io = {**known, **_own_keys(io)}
@@ -110,7 +106,7 @@ def _read_edges(graph: dict[str, Any], specs: Mapping[str, NodeSpec]) -> None:
         if link is not None:
             link.streams = link.streams or is_async(edge)
             link.when = edge.get("when") if link.when is None else link.when
-            link.extra |= {key: deepcopy(value) for key, value in edge.items() if key not in EDGE_KEYS}
+            link.extra |= {key: deepcopy(value) for key, value in edge.items() if key not in EDGE}
     pairs = [
         *(graph.get("edges") or []),
         *([edge["from"], edge["to"]] for edge in graph.get("edges_ex") or []),

@@ -5,34 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowkit.graph.input_adapters import NOOP
-from flowkit.graph.routes import ON_FAILURE, ON_SUCCESS
-from flowkit.graph.streams import ASYNC, ON_BATCH
+from flowkit.graph.fields import NODE
+from flowkit.graph.input_adapters import NOOP, RECHUNK_ARGS
+from flowkit.graph.routes import ON_SUCCESS
+from flowkit.graph.streams import ASYNC
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
     from flowkit.flow.places import Place
 
-_NODE_ORDER = (
-    *("depends_on", "fan_in", "when", "io", "map", "parallel", "retry_policy", "timeout_sec", "deadline_sec"),
-    *("on_batch_failure", "prerequisites", "routing", "allow_failure", "hold_on_failure", "hold_sec"),
-    *("name", "meta"),
-)
-_INNER_ORDER = {
-    "io": ("fn", "fn_args", "input_inline", "input_ref", "batching", "start_when", "max_ahead"),
-    "map": ("over", "batch_size", "parallel"),
-    "retry_policy": (
-        *("max", "backoff_sec", "backoff_coefficient", "max_backoff_sec", "jitter", "permanent_on"),
-    ),
-    "on_batch_failure": ("attempts", "then", "max"),
-    "routing": (ON_SUCCESS, ON_FAILURE),
-}
-_ARGS_ORDER = ("from_nodes", "size", "meta_list_key", "poll_ms", "backoff_max_ms", "eof_on_task_done")
 ADAPTER, ADAPTER_ARGS, SOURCES = "input_adapter", "input_args", "from_nodes"
 QUARANTINE = "quarantine"
-EDGE_KEYS = frozenset(["from", "to", "mode", "when", ON_BATCH])
-"""The keys of an entry of `edges_ex` that mean something to FlowKit."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -86,14 +70,17 @@ class NodeSpec:
             inline = {ADAPTER: NOOP, **(inline or {})}
         io = {**self.io, **({} if inline is None else {"input_inline": inline})}
         given = {**({"depends_on": [*self.links]} if self.links else {}), **self.fields, "io": io}
-        own = {key: _sort(value, _INNER_ORDER.get(key, ())) for key, value in given.items()}
-        return {"node_id": self.node_id, "type": self.kind, **_sort(drop_empty(own), _NODE_ORDER)}
+        rows = NODE.fields
+        own = {
+            key: _sort(value, rows[key].kind.fields) if key in rows else value for key, value in given.items()
+        }
+        return {"node_id": self.node_id, "type": self.kind, **_sort(drop_empty(own), rows)}
 
     def _write_inline(self) -> dict[str, Any] | None:
         if self.adapter is None:
             return self.inline
         default = bool(self.links) and self.sources == [*self.links]
-        args = _sort({**({} if default else {SOURCES: self.sources}), **self.adapter_args}, _ARGS_ORDER)
+        args = _sort({**({} if default else {SOURCES: self.sources}), **self.adapter_args}, RECHUNK_ARGS)
         return {ADAPTER: self.adapter, **({ADAPTER_ARGS: args} if args else {}), **(self.inline or {})}
 
 
@@ -105,7 +92,7 @@ def drop_empty(fields: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value or key not in _EMPTY_MEANS_ABSENT}
 
 
-def _sort(given: Any, order: Iterable[str]) -> Any:
+def _sort(given: Any, order: Iterable[str] | None) -> Any:
     """Return an object with the keys of `order` first, and then the others as they are; other values unchanged."""
     if not order:
         return given

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from flowkit.errors import BadCondition, ConditionsTooLarge
 from flowkit.graph import cel
 from flowkit.graph.cel import VARS
+from flowkit.graph.encoding import encode_json
 from flowkit.graph.expressions import find_expressions, may_hold_expressions
-from flowkit.graph.field_checks import encode_json, when_problem
+from flowkit.graph.fields import when_problem
 from flowkit.limits import CONDITIONS_BYTES
 from flowkit.masks import HIDDEN, SECRET_TEXT, UNKNOWN_VALUES, hide, is_secret_name, values_at
 from flowkit.text import add_caret, printable, printed, suggestion, truncate

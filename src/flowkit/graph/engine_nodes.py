@@ -11,17 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import limits
 from flowkit.graph.expressions import is_expression
+from flowkit.graph.kinds import SECONDS, Field, ValueKind, by_name, field_problems
 from flowkit.models import APPROVAL, APPROVE, DELAY, ENGINE_NODES, REJECT, Approval, Delay
-from flowkit.text import clean, did_you_mean, printed
-from flowkit.validation.values import SHORTEST_SEC, YEAR_SEC, is_seconds
+from flowkit.text import clean, did_you_mean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 DECISIONS = (APPROVE, REJECT)
-
-_SETTINGS = {APPROVAL: ("text", "default"), DELAY: ("sec", "until")}
-"""The keys of `io.input_inline` by type."""
 
 _OF_ATTEMPTS = ("retry_policy", "timeout_sec")
 _INSTEAD = {"timeout_sec": "deadline_sec"}
@@ -51,14 +48,14 @@ def _io_problems(kind: str, io: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _settings_problems(kind: str, inline: Mapping[str, Any]) -> Iterator[str]:
-    own = _SETTINGS[kind]
+    own = [*SETTINGS[kind]]
     given = {key: value for key, value in inline.items() if value is not None}
     for key, value in given.items():
         place = f"io.input_inline.{key}"
         if key in own and is_expression(value):
             yield f"{place} must not be an expression in a node of the type {kind!r}; write the value"
         elif key in own:
-            yield from (f"{place} {printed(value)} must be {allowed}" for allowed in _CHECKS[key](value))
+            yield from field_problems(SETTINGS[kind][key], value, "io.input_inline.")
         elif not str(key).startswith("x-"):
             known = f"a node of the type {kind!r} takes {own[0]!r} and {own[1]!r}"
             yield f"{place} is unknown; {did_you_mean(key, own, otherwise=known)}"
@@ -66,32 +63,36 @@ def _settings_problems(kind: str, inline: Mapping[str, Any]) -> Iterator[str]:
         yield "io.input_inline must have either 'sec', a number of seconds, or 'until', a moment"
 
 
-def _check_text(value: object) -> Iterator[str]:
-    if not isinstance(value, str) or len(value) > limits.APPROVAL_TEXT_CHARS:
-        yield f"a text of at most {limits.APPROVAL_TEXT_CHARS:,} characters"
+def _is_moment(value: object) -> bool:
+    return isinstance(value, str) and _parse_moment(value) is not None
 
 
-def _check_decision(value: object) -> Iterator[str]:
-    if value not in DECISIONS:
-        yield f"{APPROVE!r} or {REJECT!r}"
-
-
-def _check_seconds(value: object) -> Iterator[str]:
-    if not is_seconds(value):
-        yield f"a number of seconds above 0 ({SHORTEST_SEC} at least, {YEAR_SEC:,} at most)"
-
-
-def _check_moment(value: object) -> Iterator[str]:
-    if not isinstance(value, str) or _parse_moment(value) is None:
-        yield "a moment in ISO 8601 with its time zone, such as '2026-01-31T06:00:00+01:00'"
-
-
-_CHECKS: Mapping[str, Callable[[object], Iterator[str]]] = {
-    "text": _check_text,
-    "default": _check_decision,
-    "sec": _check_seconds,
-    "until": _check_moment,
+_TEXT = ValueKind(
+    schema={"type": "string", "maxLength": limits.APPROVAL_TEXT_CHARS},
+    fits=lambda value: isinstance(value, str) and len(value) <= limits.APPROVAL_TEXT_CHARS,
+    must=f"a text of at most {limits.APPROVAL_TEXT_CHARS:,} characters",
+)
+_DECISION = ValueKind(
+    schema={"enum": [*DECISIONS, None]},
+    fits=lambda value: value in DECISIONS,
+    must=f"{APPROVE!r} or {REJECT!r}",
+)
+_MOMENT = ValueKind(
+    schema={"type": "string", "format": "date-time"},
+    fits=_is_moment,
+    must="a moment in ISO 8601 with its time zone, such as '2026-01-31T06:00:00+01:00'",
+)
+SETTINGS: Mapping[str, Mapping[str, Field]] = {
+    APPROVAL: by_name(
+        Field("text", _TEXT, "what to decide"),
+        Field("default", _DECISION, "what applies when deadline_sec passes", nullable=False),
+    ),
+    DELAY: by_name(
+        Field("sec", SECONDS, "how long to wait, in seconds"),
+        Field("until", _MOMENT, "until when to wait, in ISO 8601 with the time zone"),
+    ),
 }
+"""The fields of `io.input_inline` by the type of the node."""
 
 
 def _parse_moment(text: str) -> float | None:

@@ -7,12 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import reason_codes
 from flowkit.errors import BadInput
+from flowkit.graph import expressions
 from flowkit.graph.expressions import is_expression
+from flowkit.graph.kinds import (
+    EXPRESSION_SCHEMA,
+    FLAG,
+    Field,
+    ValueKind,
+    allow_null,
+    by_name,
+    field_problems,
+    whole,
+)
 from flowkit.text import did_you_mean
-from flowkit.validation.values import is_text, is_whole
+from flowkit.validation.values import is_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from flowkit.graph.kinds import Schema
 
 
 PULL = "pull.from_artifacts"
@@ -38,26 +51,31 @@ class PullArgs:
     meta_list_key: str | None = None
 
 
-def _is_count(value: object) -> bool:
-    return is_whole(value, 1)
-
-
 def _are_texts(value: object) -> bool:
     return isinstance(value, (list, tuple)) and all(map(is_text, value))
 
 
-_PULL_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "from_nodes": ("a list of node ids", _are_texts),
-    "from_node": ("one node id", is_text),
-    "poll_ms": ("a whole number of milliseconds above 0", _is_count),
-    "eof_on_task_done": ("true or false", lambda value: isinstance(value, bool)),
-    "backoff_max_ms": ("a whole number of milliseconds above 0", _is_count),
-}
-_RECHUNK_CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    **_PULL_CHECKS,
-    "size": ("a whole number above 0", _is_count),
-    "meta_list_key": ("the name of a list in the upstream meta", is_text),
-}
+_FULL_TEXT: Schema = {"type": "string", "minLength": 1}
+_MILLISECONDS = whole(1, must="a whole number of milliseconds above 0")
+_SOURCES = ("from_nodes", "from_node")
+RECHUNK_ARGS = by_name(
+    Field(
+        "from_nodes",
+        ValueKind(schema={"type": "array", "items": _FULL_TEXT}, fits=_are_texts, must="a list of node ids"),
+    ),
+    Field("from_node", ValueKind(schema=_FULL_TEXT, fits=is_text, must="one node id")),
+    Field("size", whole(1, must="a whole number above 0")),
+    Field(
+        "meta_list_key",
+        ValueKind(schema=_FULL_TEXT, fits=is_text, must="the name of a list in the upstream meta"),
+    ),
+    Field("poll_ms", _MILLISECONDS),
+    Field("backoff_max_ms", _MILLISECONDS),
+    Field("eof_on_task_done", FLAG),
+)
+"""The fields of `input_args` of the adapter that pulls and rechunks, in the order in which a `Flow` writes them."""
+PULL_ARGS = {name: field for name, field in RECHUNK_ARGS.items() if name not in ("size", "meta_list_key")}
+"""The fields of `input_args` of the adapter that pulls."""
 
 
 def inline_problems(inline: dict[str, Any], *, strict: bool = False) -> Iterator[str]:
@@ -83,12 +101,52 @@ def args_problems(adapter: str, args: object, *, strict: bool = False) -> Iterat
         yield from _find_missing(args, strict=strict)
     if "from_node" in args and "from_nodes" in args:
         yield "input_args has both from_node and from_nodes; keep from_nodes"
-    checks = _RECHUNK_CHECKS if adapter == RECHUNK else _PULL_CHECKS
+    fields = RECHUNK_ARGS if adapter == RECHUNK else PULL_ARGS
     for key, value in args.items():
-        if key not in checks:
-            yield f"input_args.{key} is unknown to {adapter}; it takes {', '.join(checks)}"
-        elif not is_expression(value) and not checks[key][1](value):
-            yield f"input_args.{key} {value!r} must be {checks[key][0]}"
+        if key not in fields:
+            yield f"input_args.{key} is unknown to {adapter}; it takes {', '.join(fields)}"
+        elif not is_expression(value):
+            yield from field_problems(fields[key], value, "input_args.")
+
+
+def _args_schema(fields: Mapping[str, Field]) -> Schema:
+    by_expression: Schema = {
+        "description": "a value by expression, in CEL",
+        "type": "object",
+        "required": [expressions.KEY],
+        "properties": {expressions.KEY: EXPRESSION_SCHEMA},
+        "additionalProperties": False,
+    }
+    properties = {
+        name: {
+            "description": field.kind.must,
+            **(field.kind.schema if name in _SOURCES else {"anyOf": [field.kind.schema, by_expression]}),
+        }
+        for name, field in fields.items()
+    }
+    both = {"required": ["from_node", "from_nodes"]}
+    return {"type": "object", "properties": properties, "additionalProperties": False, "not": both}
+
+
+def _route_schema(adapter: str, args: Schema, *required: str) -> Schema:
+    properties = {"input_adapter": {"const": adapter}, "input_args": args}
+    return {"required": ["input_adapter", *required], "properties": properties}
+
+
+INLINE = ValueKind(
+    schema={
+        "type": "object",
+        "anyOf": [
+            {"properties": {"input_adapter": {"enum": [None, NOOP]}}},
+            _route_schema(PULL, allow_null(_args_schema(PULL_ARGS))),
+            _route_schema(RECHUNK, {**_args_schema(RECHUNK_ARGS), "required": ["size"]}, "input_args"),
+        ],
+    },
+    fits=lambda value: isinstance(value, dict),
+    must="an object",
+    more=inline_problems,
+)
+"""`io.input_inline`: an object of the user, which may name an input adapter and its arguments."""
 
 
 def _find_missing(args: dict[str, Any], *, strict: bool) -> Iterator[str]:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from flowkit.graph.input_adapters import PULL
 from flowkit.models import ENGINE_TYPES, StartWhen
 from flowkit.text import EXCERPT, count_of, did_you_mean, names, printed
-from flowkit.validation.values import is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -39,20 +38,6 @@ def read_start_when(io: Mapping[str, Any]) -> StartWhen:
     """Return when the gate of a node may open. `io` is the valid input of the node."""
     given = io.get("start_when")
     return StartWhen(given.lower()) if given else StartWhen.READY
-
-
-def start_when_problems(value: object) -> Iterator[str]:
-    """Yield the problem of `io.start_when`, if it has one."""
-    words = [word.value for word in StartWhen]
-    if value is not None and not (isinstance(value, str) and value.lower() in words):
-        hint = did_you_mean(value, words)
-        yield f"io.start_when {printed(value)} must be 'ready' or 'first_batch'" + (hint and f"; {hint}")
-
-
-def max_ahead_problems(value: object) -> Iterator[str]:
-    """Yield the problem of `io.max_ahead`, if it has one."""
-    if value is not None and not is_whole(value, 1):
-        yield f"io.max_ahead {printed(value)} must be a whole number of batches, 1 or more"
 
 
 def edge_mode_problems(edge: Mapping[str, Any]) -> Iterator[str]:

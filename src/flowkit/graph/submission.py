@@ -13,7 +13,8 @@ from pydantic_core import PydanticSerializationError
 from flowkit import limits
 from flowkit.errors import BadInput, GraphError
 from flowkit.graph.conditions import condition_problems
-from flowkit.graph.field_checks import json_bytes, wrong_graph
+from flowkit.graph.encoding import json_bytes
+from flowkit.graph.field_checks import wrong_graph
 from flowkit.graph.input_adapters import PULL, parse_pull
 from flowkit.graph.streams import unread_warnings
 from flowkit.graph.validation import parse_graph, raise_if, shards_of

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from flowkit import limits
 from flowkit.errors import GraphError
+from flowkit.graph.encoding import encode_json, json_bytes
 from flowkit.graph.engine_nodes import read_approval, read_delay
 from flowkit.graph.expressions import expressions_of
-from flowkit.graph.field_checks import encode_json, graph_problems, json_bytes, parse_fan_in, read_share
+from flowkit.graph.field_checks import graph_problems
+from flowkit.graph.fields import parse_fan_in, read_share
 from flowkit.graph.input_adapters import PULL, RECHUNK, replace_alias
 from flowkit.graph.routes import ON_FAILURE, find_routers, list_targets, resolve_routes, route_problems
 from flowkit.graph.streams import max_ahead_warnings, read_start_when, resolve_streams
