@@ -1,7 +1,8 @@
 """`flowkit schedule`, which starts tasks at nominal times. Each command imports its dependencies when it runs."""
 
 import asyncio
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -22,41 +23,62 @@ schedule = typer.Typer(
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the schedule. The ids of its tasks begin with it.")
 ]
-Cron = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="Cron expression of five fields: minute, hour, day, month, weekday, such as '0 2 * * *'. Can be repeated."
-    ),
-]
-Every = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Interval, instead of --cron: 30s, 15m, 2h or 1d.")
-]
-Timezone = Annotated[
-    str | None, typer.Option(help="Time zone of --cron, such as Europe/Berlin. Default: UTC.")
-]
-Overlap = Annotated[
-    str | None,
-    typer.Option(
-        help="What happens while an earlier task still runs: skip (default), buffer-one, buffer-all, cancel "
-        "(the earlier task) or allow."
-    ),
-]
-Catchup = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DURATION", help="How late a task may start after an outage of Temporal. Default: 365d."
-    ),
-]
-Jitter = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Longest random delay of a start. Default: none.")
-]
-PauseOnFailure = Annotated[
-    bool | None,
-    typer.Option(
-        "--pause-on-failure/--no-pause-on-failure",
-        help="Pause the schedule when one of its tasks fails. Not with --overlap allow.",
-    ),
-]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """When a schedule starts its tasks. A group of options; None leaves what the schedule has."""
+
+    cron: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cron",
+            help="Cron expression of five fields: minute, hour, day, month, weekday, such as '0 2 * * *'. "
+            "Can be repeated.",
+        ),
+    ] = None
+    every: Annotated[
+        str | None,
+        typer.Option("--every", metavar="DURATION", help="Interval, instead of --cron: 30s, 15m, 2h or 1d."),
+    ] = None
+    timezone: Annotated[
+        str | None,
+        typer.Option("--timezone", help="Time zone of --cron, such as Europe/Berlin. Default: UTC."),
+    ] = None
+    overlap: Annotated[
+        str | None,
+        typer.Option(
+            "--overlap",
+            help="What happens while an earlier task still runs: skip (default), buffer-one, buffer-all, cancel "
+            "(the earlier task) or allow.",
+        ),
+    ] = None
+    catchup: Annotated[
+        str | None,
+        typer.Option(
+            "--catchup",
+            metavar="DURATION",
+            help="How late a task may start after an outage of Temporal. Default: 365d.",
+        ),
+    ] = None
+    jitter: Annotated[
+        str | None,
+        typer.Option("--jitter", metavar="DURATION", help="Longest random delay of a start. Default: none."),
+    ] = None
+    pause_on_failure: Annotated[
+        bool | None,
+        typer.Option(
+            "--pause-on-failure/--no-pause-on-failure",
+            help="Pause the schedule when one of its tasks fails. Not with --overlap allow.",
+        ),
+    ] = None
+
+    def options(self) -> "ScheduleOptions":
+        """Return the arguments of `Schedules.create` and `Schedules.update`."""
+        given: Any = {**asdict(self), "cron": self.cron or None}
+        return cast("ScheduleOptions", given)
+
+
 Params = Annotated[
     str | None,
     typer.Option(
@@ -71,50 +93,23 @@ Param = Annotated[
 Note = Annotated[str, typer.Option(help="Why, for those who read `flowkit schedule show`.")]
 
 
-def _options(  # the options of Typer are the parameters of a function, so they are passed one by one
-    cron: list[str] | None,
-    every: str | None,
-    timezone: str | None,
-    overlap: str | None,
-    catchup: str | None,
-    jitter: str | None,
-    pause_on_failure: bool | None,
-) -> "ScheduleOptions":
-    return {
-        "cron": cron or None,
-        "every": every,
-        "timezone": timezone,
-        "overlap": overlap,
-        "catchup": catchup,
-        "jitter": jitter,
-        "pause_on_failure": pause_on_failure,
-    }
-
-
 @schedule.command("create", epilog=EPILOG)
 @with_options
 def create(
     name: Name,
     graph: GraphFile,
-    cron: Cron = None,
-    every: Every = None,
-    timezone: Timezone = None,
-    overlap: Overlap = None,
-    catchup: Catchup = None,
-    jitter: Jitter = None,
-    pause_on_failure: PauseOnFailure = None,
     params: Params = None,
     param: Param = None,
     as_json: AsJson = False,
     *,
+    timing: Timing,
     where: Where,
 ) -> None:
     """Create a schedule, and show its next three times. Its tasks start also while no engine runs, and wait for one."""
     from flowkit.cli.schedules.operations import create_schedule, print_next, read_scheduled
 
-    options = _options(cron, every, timezone, overlap, catchup, jitter, pause_on_failure)
     task = read_scheduled(graph, params, param or ())
-    view = asyncio.run(create_schedule(where, name, task, options))
+    view = asyncio.run(create_schedule(where, name, task, timing.options()))
     if as_json:
         return output.document(view.as_json())
     output.echo(f"created schedule {name}: {view.times.text}")
@@ -130,13 +125,6 @@ def update(
     graph: Annotated[
         str | None, typer.Argument(metavar="[GRAPH]", help="The new graph, as for create; it stays without.")
     ] = None,
-    cron: Cron = None,
-    every: Every = None,
-    timezone: Timezone = None,
-    overlap: Overlap = None,
-    catchup: Catchup = None,
-    jitter: Jitter = None,
-    pause_on_failure: PauseOnFailure = None,
     params: Params = None,
     param: Param = None,
     if_revision: Annotated[
@@ -150,6 +138,7 @@ def update(
     ] = None,
     as_json: AsJson = False,
     *,
+    timing: Timing,
     where: Where,
 ) -> None:
     """Change what is given, and nothing else. --params replaces all params, and a new GRAPH brings its own.
@@ -158,9 +147,8 @@ def update(
     """
     from flowkit.cli.schedules.operations import print_next, read_scheduled, update_schedule
 
-    options = _options(cron, every, timezone, overlap, catchup, jitter, pause_on_failure)
     task = None if graph is None else read_scheduled(graph, params, param or ())
-    view = asyncio.run(update_schedule(where, name, task, params, param or (), options, if_revision))
+    view = asyncio.run(update_schedule(where, name, task, params, param or (), timing.options(), if_revision))
     if as_json:
         return output.document(view.as_json())
     output.echo(f"updated schedule {name}: {view.times.text}")
