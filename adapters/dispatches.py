@@ -566,7 +566,7 @@ def _read_record(document: Fields) -> Dispatch:
 def _find_problem(error: Exception) -> str:
     """Return the problems of a document, without its values, which may be large."""
     if isinstance(error, ValidationError):
-        return describe(error, hides=lambda path, value: True)
+        return describe(error, hides=lambda path, value: True, quotes=False)
     return f"{type(error).__name__}: {error}"
 
 

@@ -111,7 +111,7 @@ class Actions:
             await asyncio.sleep(PAUSE_SEC)
             sent = await act(task_id)
             samples.append((await _begun(self._db, task_id, sent) - sent) * 1000)
-        await self._tasks.act(task_id, DECIDE, {"node_id": "open", "decision": "approve"})
+        await self._tasks.steering.act(task_id, DECIDE, {"node_id": "open", "decision": "approve"})
         await self._tasks.handle(task_id).result()
         return samples
 
@@ -120,7 +120,7 @@ class Actions:
         while True:
             sent = time.time()
             try:
-                await self._tasks.act(task_id, RETRY_NODE, {"node_id": "a"})
+                await self._tasks.steering.act(task_id, RETRY_NODE, {"node_id": "a"})
             except ActionRejected:
                 await asyncio.sleep(PAUSE_SEC)
             else:
@@ -128,11 +128,11 @@ class Actions:
 
     async def _resume(self, task_id: str) -> float:
         """Resume the node after a retry that waits for nothing else, and return when the request was sent."""
-        await self._tasks.act(task_id, PAUSE, {"scopes": ["task"]})
+        await self._tasks.steering.act(task_id, PAUSE, {"scopes": ["task"]})
         await self._retry(task_id)
         await asyncio.sleep(0.2)  # The reset ends meanwhile.
         sent = time.time()
-        await self._tasks.act(task_id, RESUME, {})
+        await self._tasks.steering.act(task_id, RESUME, {})
         return sent
 
 

@@ -129,7 +129,7 @@ def test_a_file_that_is_imported_is_refused_in_the_same_words(tmp_path: Path) ->
         path.write_text(json.dumps({**_FLOW, "caller": value}), encoding="utf-8")
         with pytest.raises(ConfigError) as caught:
             read_flow_file(path)
-        assert str(caught.value) == f"{path}: caller is {show(value)}; it must be a whole number"
+        assert str(caught.value) == f"{path}: caller is {HIDDEN}; it must be a whole number"
 
 
 _FLOW: Final = FlowFile.model_validate({"jobs": [{"id": "a", "executor": "e", "script": "s"}]}).model_dump(

@@ -290,5 +290,5 @@ def _describe(error: Exception) -> str:
     """Return the problems as one line of at most 300 characters, without the values, which may be secret."""
     text = str(error)
     if isinstance(error, ValidationError):
-        text = describe(error, hides=lambda path, value: True)
+        text = describe(error, hides=lambda path, value: True, quotes=False)
     return shorten(clean(text), _SHOWN_CHARS)

@@ -127,7 +127,7 @@ async def _running(mongo_url: str, web_ui: str) -> AsyncIterator[tuple[str, Call
 
         async def end() -> None:
             for node_id in ("release", "exchange_rates"):
-                await tasks.act(TASK, "complete_node", {"node_id": node_id, "by": "ada"})
+                await tasks.steering.act(TASK, "complete_node", {"node_id": node_id, "by": "ada"})
             await engine.wait(TASK, timeout=TIMEOUT_SEC)
 
         await wait_until(is_enriched)

@@ -11,7 +11,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 ELLIPSIS = "…"
 EXCERPT = "\n  | "
@@ -206,21 +206,21 @@ def shorten(text: str, chars: int = _NAME_CHARS) -> str:
     return truncate(one_line(text), chars)
 
 
-def shown(value: object) -> str:
+def shown(value: object, hide: Callable[[str], str] = str) -> str:
     """Return `value` as an error shows it, with its type unless the text shows it."""
-    text = printed(value)
+    text = printed(value, hide)
     return (
         text if value is None or isinstance(value, (str, int, float)) else f"{text} ({type(value).__name__})"
     )
 
 
-def printed(value: object) -> str:
-    """Return the `repr` of a value on one line, cut to 80 characters."""
+def printed(value: object, hide: Callable[[str], str] = str) -> str:
+    """Return the `repr` of a value on one line, cut to 80 characters. `hide` masks it before the cut."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # ValueError: the integer has more digits than Python prints
         return f"{kind_of(value)} too large or nested too deeply to show"
-    return printable(truncate(text, _VALUE_CHARS))
+    return printable(truncate(hide(text), _VALUE_CHARS))
 
 
 def add_caret(problem: str, text: str, position: int) -> str:

@@ -110,6 +110,11 @@ def test_invalid_fields_are_named_without_their_value(fields: dict[str, Any]) ->
     assert len(str(caught.value)) <= 300
 
 
+def test_a_field_that_is_not_valid_is_named_with_what_it_must_be_and_without_its_value() -> None:
+    with pytest.raises(BadRecord, match=r"^runtime_filename is \(hidden\); it must not contain a slash$"):
+        parsed({**REQUESTED, "runtime_filename": "s3cret/b"})
+
+
 def test_a_missing_field_is_named() -> None:
     with pytest.raises(BadRecord, match="script is missing"):
         parsed({name: value for name, value in REQUESTED.items() if name != "script"})

@@ -263,7 +263,7 @@ class NoRegistry:
 async def test_submission_starts_without_the_registry(
     error: Exception | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("flowkit.client._CONTRACTS_SEC", 0.05)
+    monkeypatch.setattr("flowkit.client.inputs._CONTRACTS_SEC", 0.05)
     db = NoRegistry(memory_database(), error)
     client = client_of(db)
     for task_id in ("t-1", "t-2"):

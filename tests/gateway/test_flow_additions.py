@@ -40,6 +40,11 @@ class World:
         nothing: Any = None
         self.methods = {each.name: each for each in methods(Gateway(self.store, client, nothing, nothing))}
 
+    @property
+    def steering(self) -> Any:
+        """What applies actions: this stand-in."""
+        return self
+
     async def act(self, task_id: str, name: str, given: Any, *, wait_sec: float) -> None:
         """Note the nodes of a change, or fail."""
         self.added.append([node["node_id"] for node in given["nodes"]])

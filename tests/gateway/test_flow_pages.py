@@ -60,7 +60,7 @@ workflow:
     ("text", "problem"),
     [
         ("a: [", "1:5: not YAML"),
-        ("jobs: []", "jobs is a list of 0 values; it must have at least 1 item"),
+        ("jobs: []", "jobs is (hidden); it must have at least 1 item"),
         ("workflow: {steps: [{id: a, runner: r}]}", "workflow.steps[0].payload is missing"),
         ("jobs: [{id: a, executor: e, script: s, depends: [b]}]", "job 'a' depends on 'b'"),
         ("jobs: [{id: a, executor: e, script: s}, {id: a, executor: e, script: s}]", "has 'a' twice"),
@@ -107,7 +107,7 @@ CHAIN = "".join(f"c{i}: &c{i} [*c{i - 1}]\n" for i in range(1, 500))
         ("jobs:\n  - !!bool maybe", ":2:5: 'maybe' is no bool"),
         ("flow: {execution_timeout: 1.0e+999}", ":1:27: '1.0e+999' is beyond the range of numbers"),
         ("\nflow: {execution_timeout: .nan}", ":2:27: JSON has no number '.nan'"),
-        ("caller: 2026-13-45", "caller is '2026-13-45'; it must be a whole number"),
+        ("caller: 2026-13-45", "caller is (hidden); it must be a whole number"),
         ("jobs: []\njobs: []", "the key 'jobs' twice, first on line 1"),
     ],
     ids=lambda text: text[:12],
@@ -208,3 +208,14 @@ def test_secrets_that_cannot_be_stored_or_read(tmp_path: Path) -> None:
         SecretBox([Fernet.generate_key().decode()]).open(sealed)
     with pytest.raises(ConfigError, match="is not a key"):
         SecretBox(["short"])
+
+
+def test_an_error_shows_no_value_of_a_file_that_may_hold_secrets(tmp_path: Path) -> None:
+    for text in (
+        "jobs: [{id: 1, env_vars: {PASSWORD: 918273645}}]",
+        "runners: [{id: 1, secret: 918273645}]",
+        "918273645",
+    ):
+        with pytest.raises(ConfigError) as caught:
+            read_flow_file(file_of(tmp_path, text))
+        assert "918273645" not in str(caught.value)

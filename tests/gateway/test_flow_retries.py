@@ -56,6 +56,11 @@ class World:
         """Start a task that no engine opens."""
         return True
 
+    @property
+    def steering(self) -> Any:
+        """What applies actions: this stand-in."""
+        return self
+
     async def rerun(
         self,
         task_id: str,

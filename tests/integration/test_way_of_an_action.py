@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flowkit.worker.context import RunContext
 
 SECTION = "The way of an action"
-MOST_FILES = 20
+MOST_FILES = 21
 
 
 class Endless(Quick):

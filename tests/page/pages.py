@@ -59,6 +59,11 @@ class Tasks:
         """Return how the task waits for admission."""
         return self.pending
 
+    @property
+    def steering(self) -> Any:
+        """What applies actions: this stand-in."""
+        return self
+
     async def preview(self, task_id: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Reject `resume`, and accept any other action."""
         if name == "resume":

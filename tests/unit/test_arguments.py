@@ -16,7 +16,8 @@ from flowkit import Coordinator, CoordinatorConfig
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.adapters.vars.store import Variables
-from flowkit.client import TaskCatalog, TaskClient, cancel_reason
+from flowkit.client import TaskCatalog, TaskClient
+from flowkit.client.tasks import cancel_reason
 from flowkit.coordinator.adapters import CoordinatorAdapters
 from flowkit.errors import AdapterError, ConfigError, FlowKitError, GraphError, Removed
 from flowkit.models import AttemptInput

@@ -62,6 +62,11 @@ class Tasks:
         self.errors: list[Exception] = []
         """What the next starts raise."""
 
+    @property
+    def steering(self) -> Any:
+        """What applies actions: this stand-in."""
+        return self
+
     async def deployment(self) -> str:
         """Return the id of the only database."""
         return "d"

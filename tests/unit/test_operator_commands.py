@@ -40,6 +40,11 @@ class Tasks:
         self.applied: Sent = []
         self.previewed: Sent = []
 
+    @property
+    def steering(self) -> Any:
+        """What applies actions: this stand-in."""
+        return self
+
     async def act(
         self, task_id: str, name: str, given: dict[str, Any], *, wait_sec: float | None = None
     ) -> dict[str, Any]:

@@ -78,7 +78,7 @@ async def temporal(monkeypatch: pytest.MonkeyPatch) -> Temporal:
     async def namespace_id(_: Namespace) -> str:
         return "n"
 
-    monkeypatch.setattr("flowkit.client.bridged_problems", no_bridge)
+    monkeypatch.setattr("flowkit.client.inputs.bridged_problems", no_bridge)
     monkeypatch.setattr(Namespace, "id", namespace_id)
     found = Temporal()
     await create(found, {"day": 1}, GRAPH)

@@ -11,9 +11,8 @@ from temporalio.client import WorkflowExecutionStatus, WorkflowUpdateRPCTimeoutO
 from temporalio.common import TypedSearchAttributes
 from temporalio.service import RPCError, RPCStatusCode
 
-from flowkit import client as flowkit_client
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.client import TaskClient
+from flowkit.client import TaskClient, steering
 from flowkit.errors import ActionRejected, ActionUnanswered
 from flowkit.models import temporal_names
 from flowkit.testing import memory_database
@@ -84,12 +83,12 @@ class Silent(Temporal):
 async def act(temporal: Any, update_id: str | None = None, wait_sec: float | None = None) -> dict[str, Any]:
     """Pause the task."""
     tasks = TaskClient(temporal, TaskStore(memory_database()), queue="q")
-    return await tasks.act("t", "pause", {}, update_id, wait_sec=wait_sec)
+    return await tasks.steering.act("t", "pause", {}, update_id, wait_sec=wait_sec)
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flowkit_client, "_UPDATE_PAUSES_SEC", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(steering, "_UPDATE_PAUSES_SEC", (0.0, 0.0, 0.0))
 
 
 @pytest.mark.parametrize("update_id", [None, "mine"])

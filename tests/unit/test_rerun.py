@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
-from flowkit import client as flowkit_client
 from flowkit.adapters.tasks.fields import input_digest, new_task
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.client import TaskClient
+from flowkit.client import TaskClient, steering
 from flowkit.connection import Namespace
 from flowkit.errors import ActionRejected
 from flowkit.models import RetryPolicy, temporal_names
@@ -84,7 +83,7 @@ async def rerun(temporal: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) 
     ended = {"status": "failed", "finished_at": CLOSED, "closed_run_id": "first", "run_seq": 1}
     await db.tasks.insert_one({**task, **ended})
     await db.flowkit_meta.insert_one({"_id": "deployment", "value": "d"})
-    made = await TaskClient(temporal, TaskStore(db), queue="of the client").rerun("t", **options)
+    made = await TaskClient(temporal, TaskStore(db), queue="of the client").steering.rerun("t", **options)
     return int(made["run_seq"])
 
 
@@ -122,7 +121,7 @@ async def test_a_rerun_changes_no_node_that_has_the_limits_already(monkeypatch: 
 
 
 async def test_rerun_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flowkit_client, "_CLOSING_SEC", 0.0)
+    monkeypatch.setattr(steering, "_CLOSING_SEC", 0.0)
     temporal = Temporal([Description("first")])
     with pytest.raises(ActionRejected, match="no engine has closed its workflow"):
         await rerun(temporal, monkeypatch)

@@ -421,7 +421,7 @@ def read(topics: AdmissionTopics, topic: str, value: bytes | None) -> Requested 
     try:
         return MODELS[kind].model_validate(found)
     except ValidationError as error:
-        problem = describe(error, hides=lambda path, value: True)
+        problem = describe(error, hides=lambda path, value: True, quotes=False)
         raise BadRecord("invalid_field", shorten(clean(problem), _SHOWN_CHARS)) from None
 
 

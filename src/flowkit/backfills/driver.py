@@ -254,7 +254,7 @@ class Driver:
         task, nominal = await self._task(attempt), attempt.nominal
         try:
             if step is BackfillStep.START_AGAIN:
-                return await self._tasks.run_again(
+                return await self._tasks.steering.run_again(
                     attempt.run.task_id,
                     params=task["params"],
                     graph=task["graph"],

@@ -32,7 +32,8 @@ from flowkit.adapters.vars.store import Variables
 from flowkit.attempt.background import Health, error_summary
 from flowkit.backfills import Backfills
 from flowkit.backfills.hosting import create_backfill_worker
-from flowkit.client import TaskCatalog, TaskClient, cancel_reason
+from flowkit.client import TaskCatalog, TaskClient
+from flowkit.client.tasks import cancel_reason
 from flowkit.config import CoordinatorConfig
 from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
 from flowkit.coordinator.hosting import HostedRoles
@@ -458,7 +459,7 @@ class Coordinator(RemovedAttributes):
         this namespace, and GraphError if the changed params are not valid.
         """
         require(task_id_problem(task_id))
-        return await (await self._task_client()).rerun(
+        return await (await self._task_client()).steering.rerun(
             task_id,
             nodes,
             params=params,
@@ -699,12 +700,12 @@ class Coordinator(RemovedAttributes):
         errors that the action would raise.
         """
         require(task_id_problem(task_id))
-        return await (await self._task_client()).preview(task_id, action, given)
+        return await (await self._task_client()).steering.preview(task_id, action, given)
 
     async def _act(self, task_id: str, name: str, given: dict[str, Any], **more: Any) -> dict[str, Any]:
         require(task_id_problem(task_id))
         known = {key: value for key, value in {**given, **more}.items() if value is not None}
-        return await (await self._task_client()).act(task_id, name, known)
+        return await (await self._task_client()).steering.act(task_id, name, known)
 
     def result(self, task_id: str, timeout: float | None = None) -> Coroutine[Any, Any, TaskResult]:
         """Wait up to `timeout` seconds for a task to end, and return its result.

@@ -107,7 +107,9 @@ def read_flow_file(path: Path, overrides: Mapping[str, int | None] | None = None
     try:
         return plan_import(_parse(document), overrides or {})
     except ValidationError as error:
-        raise ConfigError(f"{path}: {describe(error)}") from None
+        raise ConfigError(
+            f"{path}: {describe(error, hides=lambda path, value: True, quotes=False)}"
+        ) from None
     except ValueError as error:
         raise ConfigError(f"{path}: {error}") from None
 

@@ -625,7 +625,7 @@ class Gateway:
         stored = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
         limits = {str(job_id): job_limits(job) for job_id, job in stored.items()}
         nodes = [str(each) for each in jobs] or None
-        return await self._tasks.rerun(flow["task_id"], nodes, limits=limits, by=_by(call), **how)
+        return await self._tasks.steering.rerun(flow["task_id"], nodes, limits=limits, by=_by(call), **how)
 
     async def _generations(self, flow: Fields) -> dict[int, int]:
         """Return the generations of the nodes in the latest run of a flow, by id of the job."""
@@ -913,7 +913,7 @@ class Gateway:
         Raise ActionRejected, and StorageError if no engine responds in time.
         """
         try:
-            await self._tasks.act(flow["task_id"], action, given, wait_sec=_ENGINE_SEC)
+            await self._tasks.steering.act(flow["task_id"], action, given, wait_sec=_ENGINE_SEC)
         except (ActionUnanswered, TemporalError) as error:
             cause = (
                 f"no engine has applied the action within {_ENGINE_SEC:.0f} s"

@@ -89,7 +89,7 @@ def _node_problems(index: int, node: object) -> Iterator[str]:
     for problem in unknown_keys(node, NODE, RUNTIME_KEYS):
         yield f"{where}: {problem}"
     for key, field in NODE.fields.items():
-        if (value := node.get(key)) is not None or field.required:
+        if not field.passes(value := node.get(key)):
             yield from (f"{where}: {problem}" for problem in field_problems(field, value))
     yield from (f"{where}: {problem}" for problem in engine_node_problems(node))
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final
 
 from flowkit import limits
 from flowkit.text import did_you_mean, printed
-from flowkit.validation.values import SHORTEST_SEC, YEAR_SEC, is_number, is_whole
+from flowkit.validation.values import SHORTEST_SEC, YEAR_SEC, is_number, is_one_of, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -25,7 +25,12 @@ ANY_VALUE: Final[Schema] = {}
 TEXT_SCHEMA: Final[Schema] = {"type": "string"}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+def _no_problems(value: object) -> Iterator[str]:
+    """Yield nothing."""
+    return iter(())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ValueKind:
     """A kind of values. Null means the same as a field that is left out."""
 
@@ -37,7 +42,7 @@ class ValueKind:
     """What a value must be, for the end of an error."""
     hint: Callable[[Any], str] = lambda _: ""
     """Returns what is probably meant in place of a value that does not fit."""
-    more: Callable[[Any], Iterator[str]] = lambda _: iter(())
+    more: Callable[[Any], Iterator[str]] = _no_problems
     """Yields the problems of a value that fits which concern several of its parts."""
     counts: Callable[[Any], object] = lambda _: True
     """Decides whether the fields of an object count."""
@@ -61,6 +66,13 @@ class Field:
     nullable: bool = True
     """Whether null means the same as a field that is left out, if it is not required."""
 
+    def passes(self, value: object) -> object:
+        """Return whether a look at the value as a whole is enough: it may be missing, or fits and has no parts."""
+        kind = self.kind
+        if value is None:
+            return not self.required
+        return not kind.fields and kind.more is _no_problems and kind.fits(value)
+
     @property
     def schema(self) -> Schema:
         """The JSON Schema of its value."""
@@ -83,7 +95,7 @@ def one_of(*words: str) -> ValueKind:
     last = words[-1]
     return ValueKind(
         schema={"enum": [*words]},
-        fits=lambda value: value in words,
+        fits=partial(is_one_of, words=words),
         must=f"{', '.join(map(repr, words[:-1]))} or {last!r}",
     )
 
@@ -165,16 +177,17 @@ def object_of(fields: Mapping[str, Field], must: str, **more: Any) -> ValueKind:
 
 def field_problems(given: Field, value: Any, owner: str = "") -> Iterator[str]:
     """Yield the problems of the value of a field. `owner` names the object that has the field."""
-    place, kind = f"{owner}{given.name}", given.kind
+    kind = given.kind
     if not kind.fits(value):
-        yield f"{place} {printed(value)} must be {kind.must}{kind.hint(value)}"
+        yield f"{owner}{given.name} {printed(value)} must be {kind.must}{kind.hint(value)}"
         return
     if kind.fields and kind.counts(value):
+        place = f"{owner}{given.name}"
         for problem in unknown_keys(value, kind):
             yield f"{place}: {problem}"
-        for part in kind.fields.values():
-            if value.get(part.name) is not None or part.required:
-                yield from field_problems(part, value[part.name], f"{place}.")
+        for name, part in kind.fields.items():
+            if not part.passes(held := value.get(name)):
+                yield from field_problems(part, held, f"{place}.")
     yield from kind.more(value)
 
 
@@ -186,12 +199,16 @@ def unknown_keys(given: Iterable[Any], kind: ValueKind, others: Collection[str] 
 
 
 def _suggest_key(key: object, kind: ValueKind, others: Collection[str]) -> str:
-    word = _bare(str(key))
-    for name, each in kind.fields.items():
-        if word in map(_bare, each.words.split()):
-            return f"did you mean {name!r}?"
-    remedy = next((do for do, words in kind.remedies.items() if word in map(_bare, words.split())), None)
+    remedy = _remedies(kind).get(_bare(str(key)))
     return remedy or did_you_mean(key, {*kind.fields, *others}, otherwise="start your own keys with 'x-'")
+
+
+@cache
+def _remedies(kind: ValueKind) -> Mapping[str, str]:
+    """Return what to write instead of keys of other systems, by their bare words."""
+    fields = {f"did you mean {name!r}?": each.words for name, each in kind.fields.items()}
+    every = {**kind.remedies, **fields}
+    return {_bare(word): remedy for remedy, words in every.items() for word in words.split()}
 
 
 def _bare(word: str) -> str:

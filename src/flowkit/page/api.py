@@ -20,7 +20,7 @@ from flowkit.actions.preconditions import check_run, run_of
 from flowkit.actions.table import ACTIONS
 from flowkit.adapters.tasks.fields import SCHEDULED_AT
 from flowkit.attempt.workflows import ABSENT, WorkflowState
-from flowkit.client import make_summary
+from flowkit.client.catalog import make_summary
 from flowkit.config import DEFAULT_QUEUE
 from flowkit.core.version import __version__
 from flowkit.errors import (
@@ -659,9 +659,9 @@ class PageApi:
             )
         sent = {**call.input, "by": by}
         if call.dry_run:
-            found = await self._servers.tasks.preview(task_id, name, sent)
+            found = await self._servers.tasks.steering.preview(task_id, name, sent)
         else:
-            found = await self._servers.tasks.act(task_id, name, sent, wait_sec=_ENGINE_SEC)
+            found = await self._servers.tasks.steering.act(task_id, name, sent, wait_sec=_ENGINE_SEC)
         return _affected(found)
 
     async def _cancel(self, task_id: str, call: ActionCall) -> Affected:
@@ -694,7 +694,7 @@ class PageApi:
 
     async def _rerun(self, task_id: str, call: ActionCall, by: str) -> Affected:
         given = parse_params(RerunInput, call.input, strict=True)
-        found = await self._servers.tasks.rerun(
+        found = await self._servers.tasks.steering.rerun(
             task_id,
             given.nodes,
             params=given.params,

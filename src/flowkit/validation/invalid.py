@@ -6,16 +6,25 @@ files that are imported.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import inspect
+import re
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, get_type_hints
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import BaseModel
+from pydantic_core import PydanticKnownError
 
 from flowkit.masks import HIDDEN
-from flowkit.text import count_of, printable, printed, shown, shown_address, suggestion, truncate
+from flowkit.text import count_of, kind_of, printable, shown, shown_address, suggestion, truncate
 from flowkit.validation.values import Must
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from pydantic import ValidationError
 
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
 SHOWN_PROBLEMS: Final = 5
 """How many problems of one value an error names."""
 
+_URL: Final = re.compile(r"\S+://\S*")
 _PLACE_CHARS, _WANTED_CHARS, _NAME_CHARS = 200, 300, 100
 
 
@@ -39,14 +49,15 @@ def show(value: object, hide: Callable[[str], str] = str) -> str:
     """
     if value is HIDDEN:
         return HIDDEN
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return f"an object with {count_of(len(value), 'field')}"
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
         return f"a list of {count_of(len(value), 'value')}"
-    if isinstance(value, str):
-        text = shown_address(value) if "://" in value else value
-        return printed(hide(text))
-    return hide(shown(value))
+    if isinstance(value, BaseModel) or is_dataclass(value):
+        return kind_of(value)
+    if isinstance(value, str) and "://" in value:
+        value = _URL.sub(lambda found: shown_address(found[0]), value)
+    return shown(value, hide)
 
 
 # --- fields with `Must` in their types ----------------------------------------------------------------------------
@@ -59,13 +70,14 @@ def musts_of(record: Any) -> Mapping[str, tuple[Must, bool]]:
 
 @cache
 def _musts_of(record: type) -> Mapping[str, tuple[Must, bool]]:
-    hints = get_type_hints(record, include_extras=True)
-    return {
-        name: (must, type(None) in getattr(hint.__origin__, "__args__", ()))
-        for name, hint in hints.items()
-        for must in getattr(hint, "__metadata__", ())
-        if isinstance(must, Must)
-    }
+    found: dict[str, tuple[Must, bool]] = {}
+    for each in reversed(record.__mro__):
+        with suppress(NameError):  # the types of a user's own fields
+            for name, hint in inspect.get_annotations(each, eval_str=True).items():
+                for must in getattr(hint, "__metadata__", ()):
+                    if isinstance(must, Must):
+                        found[name] = must, type(None) in getattr(hint.__origin__, "__args__", ())
+    return found
 
 
 def field_problem(record: type, name: str, value: object, place: str) -> str | None:
@@ -159,12 +171,13 @@ def problems_of(
     *,
     hides: Callable[[Path, Any], bool] = lambda path, value: False,
     hide: Callable[[str], str] | None = None,
+    quotes: bool = True,
     known: Collection[str] = (),
 ) -> Iterator[InvalidValue]:
     """Yield what an error of pydantic says.
 
-    `hides` decides whether a value is secret; the text of a validator, which may quote it, is then left out, unless
-    `hide` masks what is secret in texts. `known` are the fields of the whole, for a suggestion.
+    `hides` decides whether a value is secret. The text of a validator, which may quote it, is then left out, unless it
+    `quotes` nothing, or `hide` masks what is secret in texts. `known` are the fields of the whole, for a suggestion.
     """
     for found in error.errors(include_url=False):
         path, kind, value = found["loc"], found["type"], found["input"]
@@ -175,10 +188,15 @@ def problems_of(
             guess = suggestion(str(path[-1])[:_NAME_CHARS], known) if len(path) == 1 else ""
             problem = f"there is no such field{guess}"
         else:
-            hidden = hides(path, value)
-            shown = HIDDEN if hidden else show(value, hide or str)
-            problem = "it is not valid" if hidden and hide is None and kind in _VALIDATORS else _wanted(found)
-        text = printable(truncate(problem if hide is None else hide(problem), _WANTED_CHARS))
+            is_hidden = hides(path, value)
+            shown = HIDDEN if is_hidden else show(value, hide or str)
+            must = _must(found)
+            problem = (
+                f"it must {must}" if must else "" if is_hidden and quotes and hide is None else _said(found)
+            )
+        if hide is not None:
+            path, problem = tuple(_masked(part, hide) for part in path), hide(problem)
+        text = printable(truncate(problem or "it is not valid", _WANTED_CHARS))
         yield InvalidValue(path=path, kind=kind, given=value, value=shown, problem=text)
 
 
@@ -190,20 +208,34 @@ def describe(error: ValidationError, root: str = "", **options: Any) -> str:
     count = error.error_count()
     if count > _MOST_ERRORS:
         return f"{count_of(count, 'value')} do not fit"
-    found = [each.text(root) for each in problems_of(error, **options)]
-    rest = [count_of(len(found) - SHOWN_PROBLEMS, "more problem")] if len(found) > SHOWN_PROBLEMS else []
-    return "; ".join([*found[:SHOWN_PROBLEMS], *rest])
+    found = [each.text(root) for each in islice(problems_of(error, **options), SHOWN_PROBLEMS)]
+    rest = [count_of(count - len(found), "more problem")] if count > len(found) else []
+    return "; ".join([*found, *rest])
 
 
-def _wanted(found: Mapping[str, Any]) -> str:
-    """Return what is wrong with a value, as a sentence about "it"."""
-    text, kind = str(found["msg"]), found["type"]
-    if kind in _VALIDATORS:
-        return text.removeprefix(_VALIDATORS[kind])
-    if kind in _MUST:
-        context = found.get("ctx", {})
-        number = context.get("min_length", context.get("max_length", 0))
-        counts = {"characters": count_of(number, "character"), "items": count_of(number, "item")}
-        return f"it must {_MUST[kind].format_map({**context, **counts})}"
+def _masked(part: str | int, hide: Callable[[str], str]) -> str | int:
+    masked = hide(str(part))
+    return part if masked == str(part) else masked
+
+
+def _must(found: Mapping[str, Any]) -> str | None:
+    """Return what a value must, for one of pydantic's own errors that has a row. A validator may use their names."""
+    kind, context = found["type"], found.get("ctx") or {}
+    if kind not in _MUST:
+        return None
+    try:
+        own = PydanticKnownError(kind, context).message()
+    except (KeyError, TypeError, ValueError):
+        return None
+    if own != found["msg"]:
+        return None
+    number = context.get("min_length", context.get("max_length", 0))
+    counts = {"characters": count_of(number, "character"), "items": count_of(number, "item")}
+    return _MUST[kind].format_map({**context, **counts})
+
+
+def _said(found: Mapping[str, Any]) -> str:
+    """Return what pydantic, or a validator, says of a value."""
+    text = str(found["msg"]).removeprefix(_VALIDATORS.get(found["type"], ""))
     wanted = text.removeprefix("Input should be")
     return text if wanted == text else f"it must be{wanted}"

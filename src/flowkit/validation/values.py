@@ -21,7 +21,7 @@ from flowkit.protocol.messages import FINAL_UID
 from flowkit.text import kind_of, suggestion, truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Collection, Iterator
 
 YEAR_SEC = 365 * 24 * 3600
 """Longest time that FlowKit accepts."""
@@ -140,13 +140,13 @@ class Must:
     """Decides whether a value is that."""
     be: str
     """What it must be, for the end of an error."""
-    hides: Callable[[str], bool] = lambda _: False
-    """Decides whether an error must hide a value, by its text."""
+    hides: Callable[[Any], bool] = lambda _: False
+    """Decides whether an error must hide a value."""
 
     def find(self, value: Any) -> Iterator[Wrong]:
         """Yield what is wrong with a value."""
         if not self.good(value):
-            yield "", HIDDEN if self.hides(str(value)) else value, self.be
+            yield "", HIDDEN if self.hides(value) else value, self.be
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +198,11 @@ class ByRole(Must):
             yield "", value, f"{self.be}, or a mapping of role to one"
 
 
+def is_one_of(value: object, words: Collection[str]) -> bool:
+    """Return whether `value` is one of these words."""
+    return isinstance(value, str) and value in words
+
+
 def seconds(least: float = SHORTEST_SEC) -> Must:
     """Return that a value must be a time in seconds, possibly a fraction, of at most one year."""
     return Must(partial(is_seconds, least=least), f"a number of seconds between {least:g} and {YEAR_SEC}")
@@ -216,7 +221,7 @@ def milliseconds(least: int) -> Must:
 
 def one_of(*words: str) -> OneOf:
     """Return that a value must be one of these words."""
-    return OneOf(lambda value: value in words, f"one of {', '.join(map(repr, words))}", words=words)
+    return OneOf(partial(is_one_of, words=words), f"one of {', '.join(map(repr, words))}", words=words)
 
 
 def _is_log_level(value: object) -> bool:
@@ -243,6 +248,10 @@ def _is_page_address(value: object) -> bool:
 
 def _are_brokers(value: object) -> bool:
     return isinstance(value, str) and all(_BROKER.fullmatch(each.strip()) for each in value.split(","))
+
+
+def _may_have_user(value: object) -> bool:
+    return not isinstance(value, str) or "@" in value
 
 
 def _is_topic(value: object) -> bool:
@@ -278,7 +287,7 @@ PATH: Final = Must(_is_path, "the path of a file")
 PAGE_ADDRESS: Final = Must(
     _is_page_address,
     "a URL without a user, a query or a fragment, such as https://flowkit.example.com/page",
-    hides=lambda text: "@" in text,
+    hides=_may_have_user,
 )
 """The address of a web page. It contains no password: everybody sees the links that use it."""
 REPLICAS: Final = Must(
@@ -288,7 +297,7 @@ REPLICAS: Final = Must(
 BROKERS: Final = Must(
     _are_brokers,
     "brokers as host:port, with commas between them and without a user",
-    hides=lambda text: "@" in text,
+    hides=_may_have_user,
 )
 TOPIC: Final = Must(_is_topic, "a Kafka topic: at most 249 of letters, digits and . _ -")
 TOPIC_FORMAT: Final = Must(

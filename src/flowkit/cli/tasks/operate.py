@@ -482,7 +482,7 @@ async def _run_again(
     from flowkit.cli.servers import servers
 
     async with servers(where) as both:
-        return await both.tasks.rerun(task, nodes, **options)
+        return await both.tasks.steering.rerun(task, nodes, **options)
 
 
 async def _send(
@@ -493,8 +493,8 @@ async def _send(
     async with servers(where) as both:
         try:
             if dry_run:
-                return await both.tasks.preview(task, name, given)
-            return await both.tasks.act(task, name, given, wait_sec=_ENGINE_SEC)
+                return await both.tasks.steering.preview(task, name, given)
+            return await both.tasks.steering.act(task, name, given, wait_sec=_ENGINE_SEC)
         except ActionRejected as error:
             raise ActionRejected(_as_option(str(error)), error.cause) from None
 

@@ -19,7 +19,8 @@ from flowkit.cli.errors import Exit, add_remedy
 from flowkit.cli.following import follow, interruptible
 from flowkit.cli.servers import accepts_connections, database, servers
 from flowkit.cli.tasks.display import open_task_screen, task_table, tasks_table
-from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen, UnknownTask, cancel_reason
+from flowkit.client import TaskCancelled, TaskCatalog, TaskFailed, TaskStillOpen, UnknownTask
+from flowkit.client.tasks import cancel_reason
 from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError, TaskIdTaken
 from flowkit.graph.contracts import data_edges
