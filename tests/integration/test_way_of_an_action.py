@@ -1,4 +1,4 @@
-"""CONTRIBUTING lists the modules that run for one action, so that a reader can follow it from file to file."""
+"""A page lists the modules that run for one action, so that a reader can follow it from file to file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CONTRIBUTING lists the modules that run for a task, a request of an admission queue and a job of a flow."""
+"""A page lists the modules that run for a task, a request of an admission queue and a job of a flow."""
 
 from __future__ import annotations
 

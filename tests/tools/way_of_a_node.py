@@ -1,6 +1,6 @@
 """The modules that run for one node: from the handler of the node before it to its own, in most nodes of a chain.
 
-CONTRIBUTING lists them for each kind of node, in the order in which to read them; `documented` returns that
+docs/contributing/ways.md lists them for each kind of node, in the order in which to read them; `documented` returns that
 list. The same for other ways, such as that of an action, which is repeated as often as the chain has nodes.
 """
 
@@ -126,17 +126,17 @@ def _lines_of_functions(name: str) -> frozenset[int]:
 
 @cache
 def _section(title: str) -> str:
-    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/contributing/ways.md").read_text(encoding="utf-8")
     section = re.search(rf"^## {title}\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
-    assert section is not None, f"CONTRIBUTING.md has no section “{title}”"
+    assert section is not None, f"docs/contributing/ways.md has no section “{title}”"
     return section[1]
 
 
 def documented(title: str = _NODE) -> dict[str, list[str]]:
-    """Return the files on the ways in a section of CONTRIBUTING, by the kind of node or action."""
+    """Return the files on the ways in a section of the page, by the kind of node or action."""
     return {kind: _FILE.findall(items) for kind, items in _LIST.findall(_section(title))}
 
 
 def not_listed() -> set[str]:
-    """Return the files that CONTRIBUTING leaves out of all lists, such as errors and models."""
+    """Return the files that the page leaves out of all lists, such as errors and models."""
     return set(_PASSED.findall(_section(_NODE)))
