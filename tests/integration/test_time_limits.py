@@ -16,8 +16,7 @@ from flowkit import CoordinatorConfig
 from flowkit.activities.builtin_functions import CoordinatorAdapters, default_adapters
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.core.loop_portal import LoopPortal
-from flowkit.engine.worker import create_function_activities
+from flowkit.engine.worker import EngineParts
 from flowkit.models import AttemptResult, FailureKind, NodeIO, OpenTask
 from flowkit.worker import Batch, BatchResult, Worker
 from tests.contract.builders import RUN, TASK, attempt, graph
@@ -64,17 +63,16 @@ class StoppableDatabase:
 
     def function(self, name: str, function: Any) -> Activity:
         """Return the activity of a coordinator function."""
-        calls = create_function_activities(
+        parts = EngineParts(
             config=CoordinatorConfig(),
             tasks=TaskStore(self.db),
             artifacts=ArtifactStore(self.db),
-            portal=LoopPortal(),
             functions={**default_adapters(db=self.db), name: function}
             if function
             else default_adapters(db=self.db),
             identity="engine",
         )
-        return calls.activity_for(name)
+        return parts.calls.activity_for(name)
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """The modules that run for one node: from the handler of the node before it to its own, in most nodes of a chain.
 
-docs/contributing/ways.md lists them for each kind of node, in the order in which to read them; `documented` returns that
-list. The same for other ways, such as that of an action, which is repeated as often as the chain has nodes.
+docs/contributing/ways.md lists them for each kind of node, in the order in which to read them; `documented` returns
+that list. The same for other ways, such as that of an action, which is repeated as often as the chain has nodes.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _lines_of_functions(name: str) -> frozenset[int]:
 @cache
 def _section(title: str) -> str:
     page = (ROOT / "docs/contributing/ways.md").read_text(encoding="utf-8")
-    section = re.search(rf"^## {title}\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    section = re.search(rf"^## {title}\n(.*?)(?:^## |\Z)", page, re.DOTALL | re.MULTILINE)
     assert section is not None, f"docs/contributing/ways.md has no section “{title}”"
     return section[1]
 

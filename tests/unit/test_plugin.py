@@ -21,11 +21,9 @@ from temporalio.workflow import NondeterminismError
 from flowkit import CoordinatorConfig, WorkerConfig
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
-from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.component import EngineComponent, WorkerComponent
 from flowkit.engine.worker import (
-    create_engine_activities,
-    create_function_activities,
+    EngineParts,
     make_settings,
     read_activity_name,
 )
@@ -73,21 +71,16 @@ async def test_engine_component_registers_each_activity_of_an_engine() -> None:
     component = EngineComponent(db, CoordinatorConfig(), {"sum": greet}, inline)
     tasks, artifacts, config = TaskStore(db), ArtifactStore(db), CoordinatorConfig()
     settings = make_settings(config, deployment="d", search_attributes=(), functions={})
-    portal = LoopPortal()
-    calls = create_function_activities(
-        config=config, tasks=tasks, artifacts=artifacts, portal=portal, functions={"sum": greet}, identity="e"
-    )
     grants: Any = object()
-    of_engine = create_engine_activities(
+    parts = EngineParts(
         config=config,
-        settings=settings,
         tasks=tasks,
         artifacts=artifacts,
-        portal=portal,
-        calls=calls,
-        by_name=True,
+        functions={"sum": greet},
+        identity="e",
         grants=grants,
     )
+    of_engine = parts.activities(settings, by_name=True)
     assert {*map(read_activity_name, component.activities)} == {
         *map(read_activity_name, of_engine),
         INLINE_ATTEMPT,

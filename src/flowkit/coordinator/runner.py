@@ -35,21 +35,16 @@ from flowkit.backfills.hosting import create_backfill_worker
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.client.tasks import cancel_reason
 from flowkit.config import CoordinatorConfig
-from flowkit.connection import InlineWorkers, Namespace, WorkerThread, connect
+from flowkit.connection import InlineWorkers, WorkerThread, connect
 from flowkit.coordinator.hosting import HostedRoles
 from flowkit.core import version
-from flowkit.core.loop_portal import LoopPortal
 from flowkit.core.time import SystemClock
-from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import (
-    EngineLoops,
+    EngineParts,
     check_functions,
-    create_function_activities,
-    create_workers,
     prepare_settings,
 )
 from flowkit.errors import Removed
-from flowkit.products import keep_logs
 from flowkit.protocol.messages import (
     Envelope,
     EventKind,
@@ -79,14 +74,13 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client
 
-    from flowkit.activities.function_attempt import FunctionActivities
     from flowkit.activities.handlers import RoleHandler
     from flowkit.bridge.service import Bridge
     from flowkit.client import TaskSummary
     from flowkit.connection import Service
+    from flowkit.core.loop_portal import LoopPortal
     from flowkit.models import Settings, TaskResult, TaskStatus
     from flowkit.models.admission import Admission
-    from flowkit.products import LogKeeper
 
 
 class RemovedAttributes:
@@ -182,9 +176,7 @@ class Coordinator(RemovedAttributes):
             db=db, cfg=self.cfg, handlers=handlers or {}, clock=self.clock, own_thread=own_thread
         )
         self._thread: WorkerThread | InlineWorkers | None = None
-        self._loops: EngineLoops | None = None
-        self._calls: FunctionActivities | None = None
-        self._lines: LogKeeper | None = None
+        self._parts: EngineParts | None = None
         """Keeps what functions log."""
         self._bridge: Bridge | None = None
 
@@ -201,8 +193,7 @@ class Coordinator(RemovedAttributes):
             running=self._running,
             error=None if error is None else error_summary(error),
             loops=(
-                *(() if self._loops is None else self._loops.health),
-                *(() if self._lines is None else (self._lines.health,)),
+                *(() if self._parts is None else self._parts.health),
                 *self._hosted.loops,
                 *(() if bridge is None else bridge.loops),
             ),
@@ -226,7 +217,7 @@ class Coordinator(RemovedAttributes):
         )
         try:
             await self._hosted.open(client.namespace)
-            await self._run(client, settings, Namespace(client))
+            await self._run(client, settings)
         except BaseException:
             await self._hosted.stop()
             raise
@@ -243,40 +234,27 @@ class Coordinator(RemovedAttributes):
         )
         return client
 
-    async def _run(self, client: Client, settings: Settings, namespace: Namespace) -> None:
-        portal = LoopPortal()
-        await namespace.id()
-        grants = SlotGrants(client, self.db, namespace.id, self.cfg)
-        identity = clean(f"engine-{os.getpid()}@{socket.gethostname()}")
-        tasks = await self._task_client()
-        lines = keep_logs(self.db, self.cfg)
-        calls = create_function_activities(
+    async def _run(self, client: Client, settings: Settings) -> None:
+        parts = await EngineParts.connect(
+            client,
             config=self.cfg,
             tasks=self._tasks,
             artifacts=self._artifacts,
-            portal=portal,
             functions=self.adapters,
-            identity=identity,
-            lines=lines,
+            identity=clean(f"engine-{os.getpid()}@{socket.gethostname()}"),
         )
+        tasks = await self._task_client()
 
         def build() -> list[Service]:
-            bridge = self._new_bridge(client, settings, portal)
-            workers = create_workers(
-                client,
-                config=self.cfg,
-                settings=settings,
-                tasks=self._tasks,
-                artifacts=self._artifacts,
-                portal=portal,
-                calls=calls,
-                identity=identity,
-                namespace_id=namespace.id,
-                grants=grants,
-                inline=self._hosted.local_activity,
-            )
+            bridge = self._new_bridge(client, settings, parts.portal)
+            workers = parts.workers(client, settings, self._hosted.local_activity)
             backfills = create_backfill_worker(
-                client, db=self.db, tasks=tasks, portal=portal, queue=self.cfg.queue, identity=identity
+                client,
+                db=self.db,
+                tasks=tasks,
+                portal=parts.portal,
+                queue=self.cfg.queue,
+                identity=parts.identity,
             )
             return [
                 *workers,
@@ -287,12 +265,8 @@ class Coordinator(RemovedAttributes):
 
         thread = WorkerThread("flowkit-engine", build) if self._own_thread else InlineWorkers(build)
         await thread.start()
-        self._thread, self._calls = thread, calls
-        count_taken = Schedules(client, tasks, queue=self.cfg.queue).count_taken
-        self._loops = EngineLoops(self._tasks, self.cfg, namespace, grants, count_taken)
-        if lines is not None:
-            lines.start()
-        self._lines = lines
+        self._thread, self._parts = thread, parts
+        parts.start(Schedules(client, tasks, queue=self.cfg.queue).count_taken)
 
     def _new_bridge(self, client: Client, settings: Settings, portal: LoopPortal) -> Bridge | None:
         """Return the bridge to the external workers of `worker_types`, or None if there are none."""
@@ -315,16 +289,12 @@ class Coordinator(RemovedAttributes):
         """Stop running tasks. They continue where they stopped once an engine is running again."""
         thread, self._thread = self._thread, None
         self._bridge = None
-        loops, self._loops = self._loops, None
-        if loops is not None:
-            await loops.stop()
+        parts, self._parts = self._parts, None
+        if parts is not None:
+            await parts.stop_loops()
         if thread is not None:
             await thread.stop()
-        calls, self._calls = self._calls, None
-        await asyncio.gather(self._hosted.stop(), *([] if calls is None else [calls.close()]))
-        lines, self._lines = self._lines, None
-        if lines is not None:
-            await lines.stop()
+        await asyncio.gather(self._hosted.stop(), *([] if parts is None else [parts.close()]))
 
     async def restart(self) -> None:
         """Stop and start again."""

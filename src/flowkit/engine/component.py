@@ -12,24 +12,17 @@ from temporalio import activity
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.failures import failed_attempt, handed_over
-from flowkit.connection import Namespace
-from flowkit.core.loop_portal import LoopPortal
-from flowkit.engine.slot_grants import SlotGrants
 from flowkit.engine.worker import (
-    EngineLoops,
+    EngineParts,
     add_task,
     check_functions,
     count_workflow_tasks,
-    create_engine_activities,
-    create_function_activities,
-    create_function_worker,
     limit_heartbeats,
     list_activities,
     prepare_settings,
     read_activity_name,
 )
 from flowkit.models import AttemptInput, AttemptResult, temporal_names
-from flowkit.products import keep_logs
 from flowkit.workflows.interceptor import TaskInterceptor
 
 if TYPE_CHECKING:
@@ -38,11 +31,11 @@ if TYPE_CHECKING:
     from temporalio.client import Client
     from temporalio.worker import Worker, WorkerConfig
 
-    from flowkit.activities.function_attempt import Function, FunctionActivities
+    from flowkit.activities.function_attempt import Function
     from flowkit.adapters.mongo import Database
     from flowkit.config import CoordinatorConfig
+    from flowkit.core.loop_portal import LoopPortal
     from flowkit.engine.gauges import CountTaken
-    from flowkit.products import LogKeeper
 
 
 _logger = logging.getLogger("flowkit.engine.worker")
@@ -148,10 +141,8 @@ class EngineComponent(WorkerComponent):
         self._functions = functions
         self._tasks = TaskStore(db)
         self._artifacts = ArtifactStore(db)
-        self._loops: EngineLoops | None = None
         self._side_workers: list[SideWorker] = []
-        self._calls: FunctionActivities | None = None
-        self._lines: LogKeeper | None = None
+        self._parts: EngineParts | None = None
 
     def configured(self, config: WorkerConfig) -> WorkerConfig:
         """Return the worker's settings with the Task workflow, its interceptor and the activities added."""
@@ -172,55 +163,29 @@ class EngineComponent(WorkerComponent):
             inline_roles=self._inline.inline_roles,
         )
         await self._inline.open(worker.client.namespace)
-        namespace = Namespace(worker.client)
-        await namespace.id()
-        portal = LoopPortal()
-        identity = worker.config(active_config=True).get("identity") or worker.client.identity
-        grants = SlotGrants(worker.client, self._tasks.database, namespace.id, self._config)
-        self._lines = keep_logs(self._tasks.database, self._config)
-        calls = self._calls = create_function_activities(
+        parts = self._parts = await EngineParts.connect(
+            worker.client,
             config=self._config,
             tasks=self._tasks,
             artifacts=self._artifacts,
-            portal=portal,
             functions=self._functions,
-            identity=identity,
-            lines=self._lines,
+            identity=worker.config(active_config=True).get("identity") or worker.client.identity,
         )
-        own = create_engine_activities(
-            config=self._config,
-            settings=settings,
-            tasks=self._tasks,
-            artifacts=self._artifacts,
-            portal=portal,
-            calls=calls,
-            by_name=True,
-            namespace_id=namespace.id,
-            grants=grants,
-        )
-        self.bind([*own, self._inline.local_activity])
-        side_worker = create_function_worker(
-            worker.client, config=self._config, calls=calls, identity=identity
-        )
-        self._side_workers = [SideWorker(side_worker, main=worker)]
+        self.bind([*parts.activities(settings, by_name=True), self._inline.local_activity])
+        self._side_workers = [SideWorker(parts.function_worker(worker.client), main=worker)]
         if self._backfills is not None:
-            backfills = self._backfills(worker.client, portal, identity)
+            backfills = self._backfills(worker.client, parts.portal, parts.identity)
             self._side_workers.append(SideWorker(backfills, main=worker))
-        count_taken = None if self._count_taken is None else self._count_taken(worker.client)
-        self._loops = EngineLoops(self._tasks, self._config, namespace, grants, count_taken)
-        if self._lines is not None:
-            self._lines.start()
+        parts.start(None if self._count_taken is None else self._count_taken(worker.client))
 
     async def stop(self) -> None:
         """Stop the background loops and the side workers. Raise the error that ended one of them, if any."""
-        if self._loops is not None:
-            await self._loops.stop()
+        if self._parts is not None:
+            await self._parts.stop_loops()
         await self._inline.stop()
         await asyncio.gather(*(each.stop() for each in self._side_workers))
-        if self._calls is not None:
-            await self._calls.close()
-        if self._lines is not None:
-            await self._lines.stop()
+        if self._parts is not None:
+            await self._parts.close()
 
 
 class SideWorker:

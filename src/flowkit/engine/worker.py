@@ -22,26 +22,25 @@ from flowkit.activities.tasks import TaskActivities, unknown_namespace
 from flowkit.adapters.slots import QueueLimits
 from flowkit.adapters.worker_events import WorkerEvents
 from flowkit.attempt.supervision import HEARTBEAT_THROTTLE, WorkerContext
-from flowkit.connection import register_search_attributes, registered_search_attributes
+from flowkit.connection import Namespace, register_search_attributes, registered_search_attributes
+from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.activations import OrderedRunner, allow_long_workflow_tasks
 from flowkit.engine.gauges import CountTaken, Gauges
 from flowkit.engine.silent_attempts import SilenceCheck
-from flowkit.engine.slot_grants import SlotActivities
+from flowkit.engine.slot_grants import SlotActivities, SlotGrants
 from flowkit.engine.slot_leaks import SlotLoop
 from flowkit.engine.sweep import Sweep
 from flowkit.errors import ConfigError
 from flowkit.graph.validation import RESERVED_FUNCTIONS
-from flowkit.models import (
-    COORDINATOR_FN,
-    Settings,
-)
+from flowkit.models import COORDINATOR_FN, Settings
 from flowkit.models.temporal_names import INLINE_ATTEMPT, SEARCH_ATTRIBUTES, engine_identity, role_queue
+from flowkit.products import keep_logs
 from flowkit.workflows.interceptor import TaskInterceptor
 from flowkit.workflows.task import Task
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-    from typing import Any
+    from typing import Any, Self
 
     from temporalio.client import Client
     from temporalio.worker import WorkerConfig
@@ -51,10 +50,7 @@ if TYPE_CHECKING:
     from flowkit.adapters.tasks.store import TaskStore
     from flowkit.attempt.background import LoopHealth
     from flowkit.config import CoordinatorConfig
-    from flowkit.connection import Namespace
-    from flowkit.core.handler_lines import LineSinks
-    from flowkit.core.loop_portal import LoopPortal
-    from flowkit.engine.slot_grants import SlotGrants
+    from flowkit.products import LogKeeper
 
 _logger = logging.getLogger("flowkit.engine.worker")
 
@@ -150,121 +146,150 @@ async def prepare_settings(
     )
 
 
-def create_function_activities(
-    *,
-    config: CoordinatorConfig,
-    tasks: TaskStore,
-    artifacts: ArtifactStore,
-    portal: LoopPortal,
-    functions: Mapping[str, Function],
-    identity: str,
-    lines: LineSinks | None = None,
-) -> FunctionActivities:
-    """Return the activities that run coordinator functions, shared by all Temporal workers of an engine."""
-    context = WorkerContext(tasks=tasks, portal=portal, worker_id=identity, lines=lines)
-    threads = Threads(config.function_slots, "flowkit-function")
-    return FunctionActivities(worker=context, artifacts=artifacts, functions=functions, threads=threads)
+class EngineParts:
+    """What an engine consists of, in a process of its own, in the worker of a user, or in a simulation."""
 
+    def __init__(
+        self,
+        *,
+        config: CoordinatorConfig,
+        tasks: TaskStore,
+        artifacts: ArtifactStore,
+        functions: Mapping[str, Function],
+        identity: str,
+        lines: LogKeeper | None = None,
+        grants: SlotGrants | None = None,
+        namespace: Namespace | None = None,
+    ) -> None:
+        """Call this on the loop of the database handle. Without a server, there are no `grants` and no `namespace`."""
+        self.config, self.tasks, self.artifacts = config, tasks, artifacts
+        self.functions, self.identity = functions, identity
+        self.portal = LoopPortal()
+        self._lines, self._grants, self._namespace = lines, grants, namespace
+        self._loops: EngineLoops | None = None
+        context = WorkerContext(tasks=tasks, portal=self.portal, worker_id=identity, lines=lines)
+        threads = Threads(config.function_slots, "flowkit-function")
+        self.calls = FunctionActivities(
+            worker=context, artifacts=artifacts, functions=functions, threads=threads
+        )
+        """The activities that run coordinator functions, shared by all Temporal workers of the engine."""
 
-def create_engine_activities(
-    *,
-    config: CoordinatorConfig,
-    settings: Settings,
-    tasks: TaskStore,
-    artifacts: ArtifactStore,
-    portal: LoopPortal,
-    calls: FunctionActivities,
-    by_name: bool = False,
-    namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
-    grants: SlotGrants | None = None,
-) -> list[Callable[..., Any]]:
-    """Return the activities that a worker of the engine's queue registers in addition to the Task workflow.
+    @classmethod
+    async def connect(
+        cls,
+        client: Client,
+        *,
+        config: CoordinatorConfig,
+        tasks: TaskStore,
+        artifacts: ArtifactStore,
+        functions: Mapping[str, Function],
+        identity: str,
+    ) -> Self:
+        """Return the parts of an engine of a server, with its slots and the lines of its functions."""
+        namespace = Namespace(client)
+        await namespace.id()
+        return cls(
+            config=config,
+            tasks=tasks,
+            artifacts=artifacts,
+            functions=functions,
+            identity=identity,
+            lines=keep_logs(tasks.database, config),
+            grants=SlotGrants(client, tasks.database, namespace.id, config),
+            namespace=namespace,
+        )
 
-    One dynamic activity runs all functions. With `by_name`, each function has its own activity: a user's worker may
-    already have a dynamic activity, and Temporal allows only one.
-    """
-    own = TaskActivities(
-        tasks=tasks,
-        artifacts=artifacts,
-        portal=portal,
-        settings=settings,
-        functions=calls.functions,
-        max_nodes=config.max_nodes,
-        external_roles=config.worker_types,
-        namespace_id=namespace_id,
-        on_closed=products.on_closed(tasks.database),
-    )
-    conditions = ConditionActivities(tasks=tasks, portal=portal, detector=detector_of(calls.functions))
-    return [
-        *own.all,
-        *conditions.all,
-        *(SlotActivities(grants, portal).all if grants else []),
-        *([calls.activity_for(name) for name in calls.functions] if by_name else [calls.dynamic_activity()]),
-    ]
+    def activities(self, settings: Settings, *, by_name: bool = False) -> list[Callable[..., Any]]:
+        """Return the activities that a worker of the engine's queue registers in addition to the Task workflow.
 
+        One dynamic activity runs all functions. With `by_name`, each function has its own activity: a user's worker may
+        already have a dynamic activity, and Temporal allows only one.
+        """
+        own = TaskActivities(
+            tasks=self.tasks,
+            artifacts=self.artifacts,
+            portal=self.portal,
+            settings=settings,
+            functions=self.functions,
+            max_nodes=self.config.max_nodes,
+            external_roles=self.config.worker_types,
+            namespace_id=self._namespace.id if self._namespace else unknown_namespace,
+            on_closed=products.on_closed(self.tasks.database),
+        )
+        detector = detector_of(self.functions)
+        conditions = ConditionActivities(tasks=self.tasks, portal=self.portal, detector=detector)
+        calls = self.calls
+        return [
+            *own.all,
+            *conditions.all,
+            *(SlotActivities(self._grants, self.portal).all if self._grants else []),
+            *(
+                [calls.activity_for(name) for name in self.functions]
+                if by_name
+                else [calls.dynamic_activity()]
+            ),
+        ]
 
-def create_workers(
-    client: Client,
-    *,
-    config: CoordinatorConfig,
-    settings: Settings,
-    tasks: TaskStore,
-    artifacts: ArtifactStore,
-    portal: LoopPortal,
-    calls: FunctionActivities,
-    identity: str,
-    namespace_id: Callable[[], Awaitable[str]] = unknown_namespace,
-    grants: SlotGrants | None = None,
-    inline: Callable[..., Any] = refuse_inline,
-) -> list[Worker]:
-    """Return the Temporal workers of an engine. Call this on the loop that will run them.
+    def workers(
+        self, client: Client, settings: Settings, inline: Callable[..., Any] = refuse_inline
+    ) -> list[Worker]:
+        """Return the Temporal workers of an engine. Call this on the loop that will run them.
 
-    `inline` is the local activity that runs attempts of the roles that the engine hosts.
+        `inline` is the local activity that runs attempts of the roles that the engine hosts.
 
-    The workers run without Temporal's sandbox, which would take a third of the engine's time. They run only FlowKit's
-    own workflow, and every test run replays recorded histories of it in the sandbox.
-    """
-    activities = create_engine_activities(
-        config=config,
-        settings=settings,
-        tasks=tasks,
-        artifacts=artifacts,
-        portal=portal,
-        calls=calls,
-        namespace_id=namespace_id,
-        grants=grants,
-    )
-    runs_tasks = Worker(
-        client,
-        task_queue=config.queue,
-        workflows=[Task],
-        activities=[*activities, inline],
-        workflow_runner=OrderedRunner(UnsandboxedWorkflowRunner()),
-        interceptors=[TaskInterceptor(config.page_url)],
-        identity=engine_identity(identity, settings.deployment),
-        max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
-        default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
-        max_concurrent_workflow_tasks=count_workflow_tasks(settings.inline_roles),
-    )
-    return [
-        allow_long_workflow_tasks(runs_tasks),
-        create_function_worker(client, config=config, calls=calls, identity=identity),
-    ]
+        The workers run without Temporal's sandbox, which would take a third of the engine's time. They run only
+        FlowKit's own workflow, and every test run replays recorded histories of it in the sandbox.
+        """
+        runs_tasks = Worker(
+            client,
+            task_queue=self.config.queue,
+            workflows=[Task],
+            activities=[*self.activities(settings), inline],
+            workflow_runner=OrderedRunner(UnsandboxedWorkflowRunner()),
+            interceptors=[TaskInterceptor(self.config.page_url)],
+            identity=engine_identity(self.identity, settings.deployment),
+            max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+            default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+            max_concurrent_workflow_tasks=count_workflow_tasks(settings.inline_roles),
+        )
+        return [allow_long_workflow_tasks(runs_tasks), self.function_worker(client)]
 
+    def function_worker(self, client: Client) -> Worker:
+        """Return the Temporal worker for user-defined functions, so that slow functions do not delay the engine."""
+        return Worker(
+            client,
+            task_queue=name_function_queue(self.config.queue),
+            activities=[self.calls.dynamic_activity()],
+            identity=self.identity,
+            max_concurrent_activities=self.config.function_slots,
+            max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+            default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
+        )
 
-def create_function_worker(
-    client: Client, *, config: CoordinatorConfig, calls: FunctionActivities, identity: str
-) -> Worker:
-    """Return the Temporal worker for user-defined functions, so that slow functions do not delay the engine."""
-    return Worker(
-        client,
-        task_queue=name_function_queue(config.queue),
-        activities=[calls.dynamic_activity()],
-        identity=identity,
-        max_concurrent_activities=config.function_slots,
-        max_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
-        default_heartbeat_throttle_interval=HEARTBEAT_THROTTLE,
-    )
+    def start(self, count_taken: CountTaken | None = None) -> None:
+        """Start the background loops of an engine of a server, and store the lines of its functions."""
+        assert self._namespace is not None
+        assert self._grants is not None
+        self._loops = EngineLoops(self.tasks, self.config, self._namespace, self._grants, count_taken)
+        if self._lines is not None:
+            self._lines.start()
+
+    @property
+    def health(self) -> tuple[LoopHealth, ...]:
+        """The health of the loops."""
+        lines = () if self._lines is None else (self._lines.health,)
+        return (*(() if self._loops is None else self._loops.health), *lines)
+
+    async def stop_loops(self) -> None:
+        """Stop the background loops, before the workers stop."""
+        if self._loops is not None:
+            await self._loops.stop()
+
+    async def close(self) -> None:
+        """End the calls of functions, and store their last lines, after the workers have stopped."""
+        await self.calls.close()
+        if self._lines is not None:
+            await self._lines.stop()
 
 
 def add_task(workflows: Sequence[type] | None) -> list[type]:

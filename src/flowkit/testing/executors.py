@@ -11,10 +11,8 @@ from temporalio.testing import ActivityEnvironment
 from flowkit.adapters.artifacts import ArtifactStore
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.config import CoordinatorConfig
-from flowkit.core.loop_portal import LoopPortal
 from flowkit.engine.worker import (
-    create_engine_activities,
-    create_function_activities,
+    EngineParts,
     make_settings,
     read_activity_name,
 )
@@ -141,14 +139,14 @@ async def executors(
     settings = make_settings(
         config, deployment=await tasks.deployment(), search_attributes=(), functions=functions
     )
-    stores: dict[str, Any] = {
-        "config": config,
-        "tasks": tasks,
-        "artifacts": ArtifactStore(db),
-        "portal": LoopPortal(),
-    }
-    calls = create_function_activities(**stores, functions=functions, identity="test-engine")
-    engine = create_engine_activities(**stores, settings=settings, calls=calls, by_name=True)
+    parts = EngineParts(
+        config=config,
+        tasks=tasks,
+        artifacts=ArtifactStore(db),
+        functions=functions,
+        identity="test-engine",
+    )
+    engine = parts.activities(settings, by_name=True)
     by_name = {read_activity_name(each): each for each in engine}
     try:
         yield Executors(
