@@ -82,7 +82,7 @@ class Puller:
         self._taken: dict[str, set[str]] = {source: set() for source in self._names}
         self._done: set[str] = set()
         self._schedule = ScanSchedule(args.poll_ms / 1000, args.backoff_max_ms / 1000)
-        self._held: Held | None = None
+        self._held: HeldBytes | None = None
         self.more = False
         """Whether the input has ended although batches may be left."""
 
@@ -817,7 +817,7 @@ class Sources:
         return self._idle_since is not None and time.monotonic() - self._idle_since > _YIELD_AFTER_SEC
 
 
-class Held:
+class HeldBytes:
     """The bytes of a ByteBudget that one reader holds."""
 
     def __init__(self, size: int, release: Callable[[int], None]) -> None:
@@ -856,14 +856,14 @@ class ByteBudget:
         """The bytes that one reader may request at once, so that all readers make progress."""
 
     @asynccontextmanager
-    async def hold(self, size: int) -> AsyncIterator[Held]:
+    async def hold(self, size: int) -> AsyncIterator[HeldBytes]:
         """Wait until `size` bytes are free, then hold them until the end of the block or until `keep` releases them."""
         size = min(size, self._limit)
         while self._used + size > self._limit:
             self._freed.clear()
             await self._freed.wait()
         self._used += size
-        held = Held(size, self._release)
+        held = HeldBytes(size, self._release)
         try:
             yield held
         finally:

@@ -10,12 +10,12 @@ from flowkit.admission.api import admission_routes
 from flowkit.admission.metrics import metrics_route
 from flowkit.admission.queue import AdmissionQueue
 from flowkit.admission.store import AdmissionStore
-from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part
+from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, ActorPart
 from flowkit.gateway.service import Gateway, methods
 from flowkit.page.api import PageApi, page_routes
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator, Caller
-from flowkit.server.rights import Declared, Open, refusal
+from flowkit.server.rights import Declared, OpenAccess, refusal
 from flowkit.server.rpc import discovery, rpc_routes
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
@@ -81,7 +81,7 @@ def sections() -> dict[str, list[Row]]:
 def permits(needs: Need, right: Right | None) -> bool:
     """Return whether a call that needs this is permitted to a token with one right, or without a token."""
     if right is None:
-        return needs is Open.NOTHING
+        return needs is OpenAccess.NOTHING
     return refusal(Caller(actor=1, rights=frozenset({right})), needs) is None
 
 
@@ -112,4 +112,4 @@ def _parts(method: str) -> str:
     parts = PERMISSIONS[method]
     if parts == EVERY_ACTOR:
         return "none needed"
-    return ", ".join(part for part in Part if part in parts) or "–"
+    return ", ".join(part for part in ActorPart if part in parts) or "–"

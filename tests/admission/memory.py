@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
-    from flowkit.admission.store import Count, Hold, ItemUpdate
+    from flowkit.admission.store import CounterChange, Hold, ItemUpdate
 
 Fields = dict[str, Any]
 T = TypeVar("T")
@@ -358,10 +358,10 @@ class MemoryStore:
     async def used(self) -> Fields:
         return await self.counters()
 
-    async def count(self, change: Count) -> Fields | None:
+    async def count(self, change: CounterChange) -> Fields | None:
         return await self._call(lambda: self._count(change))
 
-    def _count(self, change: Count) -> Fields | None:
+    def _count(self, change: CounterChange) -> Fields | None:
         own = self._shared.counters
         if change.max_active is not None:
             self._shared.slots_full += own["active"] + change.active - change.freed >= change.max_active

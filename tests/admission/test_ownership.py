@@ -13,7 +13,7 @@ from flowkit.admission import dispatcher as dispatching
 from flowkit.admission.dispatcher import Dispatcher
 from flowkit.admission.models import Door, Kind, Request, State
 from flowkit.admission.queue import AdmissionQueue
-from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
+from flowkit.attempt.workflows import ABSENT, FoundWorkflow, WorkflowState
 from flowkit.errors import TaskIdTaken
 from flowkit.models.ownership import Owner, OwnerKind
 from tests.admission.memory import MemoryStore, Shared
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 BODY: dict[str, Any] = {"graph": {}, "params": {}}
-CLOSED = Found(
+CLOSED = FoundWorkflow(
     state=WorkflowState.CLOSED,
     description=SimpleNamespace(status=WorkflowExecutionStatus.COMPLETED),  # type: ignore[arg-type]
 )
@@ -32,7 +32,9 @@ CLOSED = Found(
 class Tasks:
     """The client of tasks, with what each look finds."""
 
-    def __init__(self, looks: Sequence[Found | RPCError] = (), error: Exception | None = None) -> None:
+    def __init__(
+        self, looks: Sequence[FoundWorkflow | RPCError] = (), error: Exception | None = None
+    ) -> None:
         self._looks = [*looks]
         self._error = error
         self.owners: list[Owner] = []
@@ -48,7 +50,7 @@ class Tasks:
             raise self._error
         return True
 
-    async def look_up(self, _: str, owner: Owner) -> Found:
+    async def look_up(self, _: str, owner: Owner) -> FoundWorkflow:
         """Note the owner, and return what the next look finds."""
         self.owners.append(owner)
         found = self._looks.pop(0)
@@ -85,7 +87,7 @@ async def test_a_request_is_lost_when_its_workflow_is_not_found_twice(
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(dispatching, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    running = Found(state=WorkflowState.OPEN, description=SimpleNamespace(status=None))  # type: ignore[arg-type]
+    running = FoundWorkflow(state=WorkflowState.OPEN, description=SimpleNamespace(status=None))  # type: ignore[arg-type]
     dispatcher, shared = await admitted(Tasks([ABSENT, running, ABSENT, ABSENT, ABSENT]))
     for seconds in (0.0, 60.0, 0.0, 1.0):
         now[0] += seconds

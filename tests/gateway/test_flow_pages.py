@@ -10,7 +10,7 @@ from cryptography.fernet import Fernet
 
 from flowkit.errors import ConfigError
 from flowkit.gateway.importing import read_flow_file
-from flowkit.gateway.permissions import PERMISSIONS, Part, may_call, parts_of
+from flowkit.gateway.permissions import PERMISSIONS, ActorPart, may_call, parts_of
 from flowkit.gateway.secret_box import SecretBox, SecretError, masked
 from reference.gateway_methods import document
 from tests.processor_time import at_most
@@ -24,11 +24,11 @@ def test_every_method_has_a_permission_and_a_summary() -> None:
 
 def test_parts_of_an_actor() -> None:
     context = {"admins": [1], "executors": [1, 2], "readers": [3]}
-    assert parts_of(1, context) == {Part.ADMIN, Part.EXECUTOR}
-    assert parts_of(2, context, creator=2) == {Part.EXECUTOR, Part.CREATOR}
+    assert parts_of(1, context) == {ActorPart.ADMIN, ActorPart.EXECUTOR}
+    assert parts_of(2, context, creator=2) == {ActorPart.EXECUTOR, ActorPart.CREATOR}
     assert parts_of(4, context, creator=4) == parts_of(None, context) == frozenset()
-    assert may_call("flow.cancel", frozenset({Part.CREATOR}))
-    assert not may_call("flow.cancel", frozenset({Part.EXECUTOR, Part.READER}))
+    assert may_call("flow.cancel", frozenset({ActorPart.CREATOR}))
+    assert not may_call("flow.cancel", frozenset({ActorPart.EXECUTOR, ActorPart.READER}))
 
 
 # --- files ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
+from flowkit.attempt.workflows import ABSENT, FoundWorkflow, WorkflowState
 from flowkit.errors import ActionRejected, RejectionCause
 from flowkit.gateway import models, service
 from flowkit.gateway.flows import GRACE_SEC, dispatch_id
@@ -233,7 +233,7 @@ async def test_a_retry_changes_no_later_run_that_has_begun_meanwhile(world: Worl
 async def test_a_flow_that_was_started_is_so_before_an_engine_opens_its_run(world: World) -> None:
     run = (await world.gateway.flow_start(OPERATOR, OWN)).run_id
     assert await world.listed() == (None, FlowStatus.CREATED)
-    world.workflow = Found(state=WorkflowState.OPEN)
+    world.workflow = FoundWorkflow(state=WorkflowState.OPEN)
     assert await world.statuses() == (run, FlowStatus.STARTED, [NodeStatus.READY, NodeStatus.PENDING])
     assert await world.listed() == (run, FlowStatus.STARTED)
 
@@ -301,7 +301,7 @@ async def interrupted(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Retry the flow, and interrupt the call when the run has started."""
 
     async def interrupt(limits: Any) -> None:
-        world.workflow = Found(state=WorkflowState.OPEN)
+        world.workflow = FoundWorkflow(state=WorkflowState.OPEN)
         raise asyncio.CancelledError
 
     monkeypatch.setattr(world, "start_again", interrupt)

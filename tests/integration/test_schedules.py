@@ -14,7 +14,7 @@ from temporalio.client import ScheduleActionStartWorkflow, ScheduleIntervalSpec,
 from flowkit import limits
 from flowkit.adapters.tasks.store import TaskStore
 from flowkit.attempt.workflows import look_up
-from flowkit.cli.options import Where
+from flowkit.cli.options import DeploymentOptions
 from flowkit.cli.retention import purging
 from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
 from flowkit.client import TaskClient
@@ -147,7 +147,7 @@ async def purge_all(harness: Harness) -> int:
     long_ago = datetime(2026, 1, 1, tzinfo=UTC)
     await harness.db.stored_graphs.update_many({}, {"$set": {"created_at": long_ago}})
     options = PurgeOptions(older_than_sec=86_400, statuses=("finished",), dry_run=True)
-    where = Where(mongo_url=harness.environment["MONGO_URL"], database=harness.database)
+    where = DeploymentOptions(mongo_url=harness.environment["MONGO_URL"], database=harness.database)
     return (await purge_tasks(where, options, quiet=True)).rows["stored_graphs"]
 
 

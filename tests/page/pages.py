@@ -14,7 +14,7 @@ from temporalio.converter import DataConverter
 from temporalio.service import RPCError, RPCStatusCode
 
 from flowkit.adapters.tasks.fields import new_task
-from flowkit.attempt.workflows import ABSENT, Found
+from flowkit.attempt.workflows import ABSENT, FoundWorkflow
 from flowkit.client import TaskCatalog, TaskClient
 from flowkit.core.handler_lines import HandlerLine
 from flowkit.errors import ActionRejected, StoreUnavailable
@@ -49,7 +49,7 @@ class Tasks:
         self.pending: PendingTask | None = None
         self.acted: list[tuple[str, str, Mapping[str, Any]]] = []
 
-    async def look_up(self, task_id: str, *, rpc_timeout: timedelta) -> Found:
+    async def look_up(self, task_id: str, *, rpc_timeout: timedelta) -> FoundWorkflow:
         """Return that there is no workflow."""
         if self.temporal_is_down:
             raise RPCError("down", RPCStatusCode.UNAVAILABLE, b"")

@@ -12,7 +12,7 @@ from flowkit.errors import StoreRefused, StoreUnavailable
 from flowkit.server.addresses import Address
 from flowkit.server.app import create_app
 from flowkit.server.auth import Authenticator
-from flowkit.server.rights import HttpRoute, Open
+from flowkit.server.rights import HttpRoute, OpenAccess
 from flowkit.server.rpc import (
     AlreadyExists,
     Call,
@@ -231,7 +231,10 @@ async def broken(request: Request) -> Response:
 
 def routes(gate: Gate, **options: Any) -> list[BaseRoute]:
     """Return the routes of the methods, and one that fails."""
-    return [*rpc_routes("/", methods(gate), INFO, **options), HttpRoute("/broken", broken, needs=Open.TOKEN)]
+    return [
+        *rpc_routes("/", methods(gate), INFO, **options),
+        HttpRoute("/broken", broken, needs=OpenAccess.TOKEN),
+    ]
 
 
 @asynccontextmanager

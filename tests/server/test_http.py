@@ -20,7 +20,7 @@ from starlette.responses import StreamingResponse
 from flowkit.errors import ConfigError, StoreUnavailable
 from flowkit.server.addresses import Address
 from flowkit.server.protocols import ClientLimits
-from flowkit.server.rights import HttpRoute, Open
+from flowkit.server.rights import HttpRoute, OpenAccess
 from flowkit.server.serving import HttpServer, Tls
 from flowkit.server.token_store import TokenStore
 from flowkit.server.tokens import Right
@@ -316,7 +316,10 @@ async def test_client_that_does_not_read_its_response_is_cut_off() -> None:
 
     limits = ClientLimits(read_sec=0.3)
     async with serving(
-        TokenStore(memory_database()), Gate(), limits=limits, routed=[HttpRoute("/", flood, needs=Open.TOKEN)]
+        TokenStore(memory_database()),
+        Gate(),
+        limits=limits,
+        routed=[HttpRoute("/", flood, needs=OpenAccess.TOKEN)],
     ) as server:
         _, writer = await opened(server, b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await asyncio.wait_for(ended.wait(), EVENT_TIMEOUT_SEC)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Mount, Route, WebSocketRoute
 
 from flowkit.connection import TemporalUnavailable
-from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, Part, may_call, parts_of
+from flowkit.gateway.permissions import EVERY_ACTOR, PERMISSIONS, ActorPart, may_call, parts_of
 from flowkit.gateway.secret_box import SecretBox
 from flowkit.gateway.service import Gateway, methods
 from flowkit.gateway.store import FlowStore
@@ -303,4 +303,4 @@ async def test_every_method_is_permitted_to_the_parts_of_the_table_and_to_no_oth
         permitted[name] = code != PermissionDenied.code
     assert permitted == {name: expected(method, actor) for actor, name in PLAYERS.items()}
     assert {*params_for(1)} == {*PERMISSIONS}
-    assert Part.CREATOR in parts_of(4, CONTEXT, creator=4)
+    assert ActorPart.CREATOR in parts_of(4, CONTEXT, creator=4)

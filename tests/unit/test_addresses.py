@@ -10,7 +10,7 @@ import pytest
 
 from flowkit import CoordinatorConfig
 from flowkit.cli.errors import describe_error
-from flowkit.cli.options import Where
+from flowkit.cli.options import DeploymentOptions
 from flowkit.cli.servers import connect_temporal, database
 from flowkit.connection import temporal_address
 from flowkit.errors import ConfigError, FlowKitError, StoreUnavailable
@@ -89,7 +89,7 @@ async def test_no_message_about_a_mongodb_address_contains_its_password(
 async def _failure(url: str) -> ErrorReport:
     """Return what the command line reports when it cannot use this address."""
     try:
-        async with database(Where(mongo_url=url)):
+        async with database(DeploymentOptions(mongo_url=url)):
             raise StoreUnavailable("MongoDB is unavailable")
     except FlowKitError as error:
         return describe_error(error)

@@ -14,7 +14,7 @@ from tests.unit.event_loop import let_other_tasks_run, until
 
 from flowkit.adapters.backfills import BackfillStore
 from flowkit.adapters.tasks.stored_graphs import pack_task
-from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
+from flowkit.attempt.workflows import ABSENT, FoundWorkflow, WorkflowState
 from flowkit.backfills import driver
 from flowkit.backfills.driver import Driver
 from flowkit.errors import TaskCancelled, TaskIdTaken
@@ -71,13 +71,13 @@ class Tasks:
         """Return the id of the only database."""
         return "d"
 
-    async def look_up(self, task_id: str) -> Found:
+    async def look_up(self, task_id: str) -> FoundWorkflow:
         """Return a task, with its owner for its description."""
         if task_id not in self.owners:
             return ABSENT
         state = WorkflowState.CLOSED if self.ends[task_id].is_set() else WorkflowState.OPEN
         described: Any = self.owners[task_id]
-        return Found(state=state, description=described)
+        return FoundWorkflow(state=state, description=described)
 
     async def status_of(self, task_id: str) -> TaskStatus | None:
         """Return that a task has finished or runs."""

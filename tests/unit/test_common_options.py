@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from flowkit.cli.options import AnyQueue, HealthOptions, Verbose, Where, with_options
+from flowkit.cli.options import AnyQueue, DeploymentOptions, HealthOptions, Verbose, with_options
 
 app = typer.Typer()
 
@@ -24,7 +24,7 @@ def short(
 
 @app.command()
 @with_options
-def long(*, where: Where, verbose: Verbose = False) -> None:
+def long(*, where: DeploymentOptions, verbose: Verbose = False) -> None:
     """Print what a process gets, which sets up its log itself."""
     typer.echo((where, verbose))
 
@@ -44,7 +44,7 @@ def printed(*arguments: str, **environment: str) -> str:
 
 def test_a_command_gets_its_groups_with_the_values_of_their_options(logged: list[bool]) -> None:
     given = ("short", "a", "--wide", "--database", "d", "--health-port", "9", "-v")
-    where, reports = Where(mongo_url="m", database="d"), HealthOptions(port=9)
+    where, reports = DeploymentOptions(mongo_url="m", database="d"), HealthOptions(port=9)
     assert printed(*given, MONGO_URL="m") == str(("a", True, where, reports))
     assert logged == [True]
 
@@ -55,5 +55,5 @@ def test_a_group_may_lack_an_option() -> None:
 
 
 def test_a_command_with_its_own_verbose_sets_up_its_log_itself(logged: list[bool]) -> None:
-    assert printed("long", "--queue", "q", "-v") == str((Where(queue="q"), True))
+    assert printed("long", "--queue", "q", "-v") == str((DeploymentOptions(queue="q"), True))
     assert logged == []

@@ -15,7 +15,7 @@ from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
 
 from flowkit import CoordinatorConfig
 from flowkit.adapters.slots import Holder, QueueLimits, SlotUsage, full_roles, has_room, is_full, wait_reason
-from flowkit.attempt.workflows import ABSENT, Found, WorkflowState
+from flowkit.attempt.workflows import ABSENT, FoundWorkflow, WorkflowState
 from flowkit.engine.slot_leaks import Use, use_of
 from flowkit.errors import ConfigError
 from flowkit.models import slot_wait_id, temporal_names
@@ -95,7 +95,7 @@ def pending(activity_id: str) -> PendingActivityInfo:
     return PendingActivityInfo(activity_id=activity_id, activity_type=ActivityType(name=name))
 
 
-def found(state: WorkflowState, *activities: str, task: bool = False) -> Found:
+def found(state: WorkflowState, *activities: str, task: bool = False) -> FoundWorkflow:
     """Return what a look-up finds, as far as it matters for slots."""
     description: Any = SimpleNamespace(
         raw_description=DescribeWorkflowExecutionResponse(
@@ -103,7 +103,7 @@ def found(state: WorkflowState, *activities: str, task: bool = False) -> Found:
             pending_workflow_task=PendingWorkflowTaskInfo() if task else None,
         )
     )
-    return Found(state=state, description=description)
+    return FoundWorkflow(state=state, description=description)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def found(state: WorkflowState, *activities: str, task: bool = False) -> Found:
     ],
 )
 def test_slot_is_leaked_if_its_workflow_neither_runs_nor_starts_the_attempt(
-    looked_up: Found, use: Use
+    looked_up: FoundWorkflow, use: Use
 ) -> None:
     assert use_of(HOLDER, looked_up) is use
 

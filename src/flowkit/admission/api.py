@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from flowkit.admission.models import QueueStatus
     from flowkit.admission.queue import AdmissionQueue
     from flowkit.server.auth import Caller
-    from flowkit.server.openapi import Given
+    from flowkit.server.openapi import CallInput
 
 PREFIX: Final = "/api/v1"
 TITLE: Final = "FlowKit admission"
@@ -484,7 +484,7 @@ class AdmissionApi:
         self._version = version
         self._params = ParamsChecks()
 
-    async def execute(self, given: Given) -> Submitted:
+    async def execute(self, given: CallInput) -> Submitted:
         """Ask for admission of a script or a task.
 
         A request that gets no place has status 429, and may be submitted again, also with the same ids.
@@ -565,24 +565,24 @@ class AdmissionApi:
             task_id=request.execution_id if request.kind is Kind.TASK else None,
         )
 
-    async def get_execution(self, given: Given) -> Execution:
+    async def get_execution(self, given: CallInput) -> Execution:
         """Return an execution with its position in the queue."""
         return _execution(await self._find(given))
 
-    async def get_events(self, given: Given) -> Events:
+    async def get_events(self, given: CallInput) -> Events:
         """Return the events about an execution, in their order."""
         ticket = await self._find(given)
         events = [Event(**each) for each in await self._queue.events(ticket.execution_id)]
         return Events(execution_id=ticket.execution_id, events=events)
 
-    async def _find(self, given: Given) -> Ticket:
+    async def _find(self, given: CallInput) -> Ticket:
         """Return the request that a call names. Raise HttpError if the caller must not see it."""
         ticket = await self._queue.find(given.path.id)
         if ticket is None or not _owns(given.caller, ticket):
             raise _unknown(given)
         return ticket
 
-    async def cancel_execution(self, given: Given) -> Cancelled:
+    async def cancel_execution(self, given: CallInput) -> Cancelled:
         """Cancel an execution. One that waits ends at once; one that runs ends when its executor confirms it."""
         before = await self._find(given)
         change = await self._queue.cancel(before.execution_id, reason=given.body.reason, by=str(given.caller))
@@ -608,7 +608,7 @@ class AdmissionApi:
         found = [each["event_id"] for each in events if each["event_type"] in _CANCEL_EVENTS]
         return found[-1] if found else None
 
-    async def retry_execution(self, given: Given) -> Submitted:
+    async def retry_execution(self, given: CallInput) -> Submitted:
         """Submit what an ended execution asked for again, as a new execution of the same user, which has a new id.
 
         The priority is that of the ended execution; if the caller may not ask for it, it is normal.
@@ -640,7 +640,7 @@ class AdmissionApi:
         )
         return _submitted(await self._queue.submit(request))
 
-    async def list_executions(self, given: Given) -> Executions:
+    async def list_executions(self, given: CallInput) -> Executions:
         """List executions, newest first."""
         wanted: Filter = given.query
         page = await self._queue.page(
@@ -659,7 +659,7 @@ class AdmissionApi:
             has_more=wanted.skip + len(page.tickets) < page.total,
         )
 
-    async def set_priority(self, given: Given) -> Execution:
+    async def set_priority(self, given: CallInput) -> Execution:
         """Move a waiting execution to another band. It keeps its arrival."""
         change = await self._queue.set_priority(given.path.id, given.body.priority)
         if change.ticket is None:
@@ -670,15 +670,15 @@ class AdmissionApi:
             raise HttpError(409, "not_waiting", text)
         return _execution(change.ticket)
 
-    async def get_queue(self, given: Given) -> QueueView:
+    async def get_queue(self, given: CallInput) -> QueueView:
         """Return the state of the queue."""
         return _queue_view(await self._queue.status())
 
-    async def get_limits(self, given: Given) -> LimitsView:
+    async def get_limits(self, given: CallInput) -> LimitsView:
         """Return the limits of the queue."""
         return _limits_view(await self._queue.store.limits())
 
-    async def set_limits(self, given: Given) -> LimitsView:
+    async def set_limits(self, given: CallInput) -> LimitsView:
         """Replace the limits of the queue. Every process uses them within two seconds.
 
         Requests that already wait or run stay, even if there are more than a new limit allows.
@@ -752,7 +752,7 @@ def _already_cancelled(ticket: Ticket) -> Cancelled:
     )
 
 
-def _unknown(given: Given) -> HttpError:
+def _unknown(given: CallInput) -> HttpError:
     text = f"there is no execution {printed(given.path.id)}; check the id"
     return HttpError(404, "execution_not_found", text)
 

@@ -18,7 +18,7 @@ from flowkit.admission.models import ENDED, State
 from flowkit.errors import StoreUnavailable
 from flowkit.models.admission import BY_RANK, RANKS
 from flowkit.server.errors import HttpError
-from flowkit.server.rights import HttpRoute, Open
+from flowkit.server.rights import HttpRoute, OpenAccess
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -48,7 +48,7 @@ def metrics_route(queue: AdmissionQueue) -> HttpRoute:
             raise HttpError(503, error.code, "MongoDB is unavailable; try again") from error
         return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
-    return HttpRoute(PATH, respond, needs=Open.TOKEN)
+    return HttpRoute(PATH, respond, needs=OpenAccess.TOKEN)
 
 
 class QueueMetrics:

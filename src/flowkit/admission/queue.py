@@ -63,7 +63,7 @@ from flowkit.admission.models import (
     Ticket,
     UserLoad,
 )
-from flowkit.admission.store import AdmissionStore, Count, Hold, ItemUpdate
+from flowkit.admission.store import AdmissionStore, CounterChange, Hold, ItemUpdate
 from flowkit.core.time import LeaseObserver
 from flowkit.core.utils import Fields, dumps
 from flowkit.errors import ConfigError, StoreUnavailable, TaskIdTaken
@@ -234,7 +234,7 @@ class QueueSession:
         now = self._clock()
         renews = now - self._renewed_at > SESSION_SEC / 6
         counted = await self._store.count(
-            Count(
+            CounterChange(
                 session=owner(token),
                 returned=due.returned,
                 moved=due.moved,
@@ -330,7 +330,7 @@ class Outbox:
 
 
 @dataclass(slots=True)
-class Due:
+class DueCounts:
     """What was due by the clock."""
 
     ended: int = 0
@@ -987,9 +987,9 @@ class AdmissionQueue:
 
     # --- what is due by the clock
 
-    async def take_due(self) -> Due:
+    async def take_due(self) -> DueCounts:
         """End requests that have waited or run too long, and take over what else is due. The caller does the latter."""
-        due, now = Due(), self.clock()
+        due, now = DueCounts(), self.clock()
         found = await self.store.due(now)
         await self.store.drop_bodies([item["_id"] for item in found if item["state"] in ENDED], now)
         for item in found:

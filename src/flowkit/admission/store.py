@@ -85,7 +85,7 @@ class Hold:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Count:
+class CounterChange:
     """One change of the counters of a queue."""
 
     session: str
@@ -534,7 +534,7 @@ class AdmissionStore:
         return found or dict(_COUNTERS)
 
     @translate_errors
-    async def count(self, change: Count) -> Fields | None:
+    async def count(self, change: CounterChange) -> Fields | None:
         """Change the counters, and return them; None if a condition of the change is not met.
 
         A change that begins or ends a step is made once, however often it is called.
@@ -685,7 +685,7 @@ def _named(name: str) -> str:
     return name.replace("%24", "$").replace("%2E", ".").replace("%25", "%")
 
 
-def _conditions(change: Count) -> Fields:
+def _conditions(change: CounterChange) -> Fields:
     met: Fields = {f"sessions.{change.session}": {"$exists": True}}
     met |= {f"doubt.{token}": {"$exists": False} for token in change.doubt}
     met |= {f"doubt.{token}": {"$exists": True} for token in change.ended}
@@ -696,11 +696,11 @@ def _conditions(change: Count) -> Fields:
     return met
 
 
-def _net(change: Count) -> int:
+def _net(change: CounterChange) -> int:
     return sum(change.taken.values()) - sum(change.returned.values())
 
 
-def _increments(change: Count) -> Fields:
+def _increments(change: CounterChange) -> Fields:
     steps = {
         "pending": _net(change),
         "active": change.active - change.freed,

@@ -40,7 +40,7 @@ class WorkflowState(Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class FoundWorkflow:
     """The result of a look-up."""
 
     state: WorkflowState
@@ -63,7 +63,7 @@ _NO_ANSWER: Final = (
 )
 """Errors of a query that no engine has answered. With the last of them, Temporal knows no engine that polls."""
 
-ABSENT: Final = Found(state=WorkflowState.ABSENT)
+ABSENT: Final = FoundWorkflow(state=WorkflowState.ABSENT)
 
 
 _IDS_AT_ONCE: Final = 100
@@ -110,7 +110,7 @@ async def _leave_sticky_queue(client: Client, task_id: str) -> None:
 
 async def look_up(
     client: Client, task_id: str, *, run_id: str | None = None, rpc_timeout: timedelta | None = None
-) -> Found:
+) -> FoundWorkflow:
     """Return the latest run of a workflow, or the run `run_id`.
 
     Raise RPCError if Temporal does not know, for example because it does not respond or has no such namespace.
@@ -125,7 +125,9 @@ async def look_up(
     is_open = description.status in _OPEN or (
         run_id is None and description.status is WorkflowExecutionStatus.CONTINUED_AS_NEW
     )
-    return Found(state=WorkflowState.OPEN if is_open else WorkflowState.CLOSED, description=description)
+    return FoundWorkflow(
+        state=WorkflowState.OPEN if is_open else WorkflowState.CLOSED, description=description
+    )
 
 
 def is_absent(error: RPCError) -> bool:

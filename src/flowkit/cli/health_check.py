@@ -13,7 +13,7 @@ import typer
 from flowkit.cli import output
 from flowkit.cli.errors import Exit
 from flowkit.cli.health import polled_mark
-from flowkit.cli.options import HealthPath, Queue, Verbose, Where
+from flowkit.cli.options import DeploymentOptions, HealthPath, Queue, Verbose
 from flowkit.core.loops import run
 from flowkit.errors import ConfigError, FlowKitError
 
@@ -48,7 +48,9 @@ def health(
         raise ConfigError(
             "`flowkit health worker` needs the roles of the worker, for example `flowkit health worker NAME`"
         )
-    found = find_problem(process, roles or [], Where(queue=queue).engine_queue, Path(file) if file else None)
+    found = find_problem(
+        process, roles or [], DeploymentOptions(queue=queue).engine_queue, Path(file) if file else None
+    )
     if found:
         output.echo(found)
     return Exit.TASK_FAILED if found else Exit.OK

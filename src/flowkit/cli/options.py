@@ -206,7 +206,7 @@ class HealthOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Where:
+class DeploymentOptions:
     """The address of a deployment, without the Temporal server, which TEMPORAL_* names. A group of options."""
 
     mongo_url: MongoUrl = DEFAULT_MONGO_URL
@@ -220,13 +220,13 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Without:
+class WithoutOption:
     """Leaves an option out of a group."""
 
     name: str
 
 
-AnyQueue = Annotated[Where, Without("queue")]
+AnyQueue = Annotated[DeploymentOptions, WithoutOption("queue")]
 """The address of a deployment for commands that need no queue."""
 
 R = TypeVar("R")
@@ -275,7 +275,7 @@ def _options_of(parameter: inspect.Parameter) -> dict[str, inspect.Parameter]:
     kind = _kind_of(parameter)
     if not is_dataclass(kind):
         return {}
-    left_out = {each.name for each in get_args(parameter.annotation)[1:] if isinstance(each, Without)}
+    left_out = {each.name for each in get_args(parameter.annotation)[1:] if isinstance(each, WithoutOption)}
     return {
         each.name: inspect.Parameter(
             f"{parameter.name}_{each.name}",

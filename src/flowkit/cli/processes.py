@@ -12,12 +12,12 @@ from flowkit.cli.loading import (
 from flowkit.cli.options import (
     After,
     Check,
+    DeploymentOptions,
     Functions,
     HealthOptions,
     HostedRoles,
     Processes,
     Verbose,
-    Where,
     with_options,
 )
 from flowkit.cli.output import log_processes
@@ -36,7 +36,7 @@ def engine(
         ),
     ] = None,
     *,
-    where: Where,
+    where: DeploymentOptions,
     config: Annotated[
         str | None, typer.Option(help="JSON or YAML file with CoordinatorConfig settings.")
     ] = None,
@@ -87,7 +87,7 @@ def bridge(
         str | None, typer.Option(help="JSON or YAML file with CoordinatorConfig settings.")
     ] = None,
     *,
-    where: Where,
+    where: DeploymentOptions,
     reports: HealthOptions,
     verbose: Verbose = False,
 ) -> None:
@@ -129,7 +129,7 @@ def worker(
     processes: Processes = 1,
     config: Annotated[str | None, typer.Option(help="JSON or YAML file with WorkerConfig settings.")] = None,
     *,
-    where: Where,
+    where: DeploymentOptions,
     reports: HealthOptions,
     check: Check = False,
     after: After = None,

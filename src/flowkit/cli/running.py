@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flowkit.attempt.background import Health
-    from flowkit.cli.options import HealthOptions, Where
+    from flowkit.cli.options import DeploymentOptions, HealthOptions
     from flowkit.config import CoordinatorConfig, WorkerConfig
     from flowkit.products import ProcessMetrics
     from flowkit.worker import RoleHandler
@@ -55,7 +55,7 @@ class LongRunning(Protocol):
 class EngineCommand:
     """The options of `flowkit engine`. An instance runs one process."""
 
-    where: Where
+    where: DeploymentOptions
     config: str | None
     page_url: str | None
     functions: list[str]
@@ -114,7 +114,7 @@ class EngineCommand:
 class WorkerCommand:
     """The options of `flowkit worker`. An instance runs one process."""
 
-    where: Where
+    where: DeploymentOptions
     config: str | None
     handlers: list[str]
     roles: list[str]

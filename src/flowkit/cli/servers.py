@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client
 
-    from flowkit.cli.options import Where
+    from flowkit.cli.options import DeploymentOptions
     from flowkit.products import ProcessMetrics
 
 
@@ -46,7 +46,7 @@ _DATABASE_BYTES = 63
 
 
 @asynccontextmanager
-async def servers(where: Where, metrics: ProcessMetrics | None = None) -> AsyncIterator[Servers]:
+async def servers(where: DeploymentOptions, metrics: ProcessMetrics | None = None) -> AsyncIterator[Servers]:
     """Connect to both servers. Raises TemporalUnavailable, StoreUnavailable or ConfigError.
 
     What Temporal's SDK measures becomes part of `metrics`.
@@ -65,7 +65,7 @@ async def servers(where: Where, metrics: ProcessMetrics | None = None) -> AsyncI
 
 
 @asynccontextmanager
-async def database(where: Where) -> AsyncIterator[Any]:
+async def database(where: DeploymentOptions) -> AsyncIterator[Any]:
     """Yield a Motor database without connecting. A StoreUnavailable in the block gets the address added."""
     client = _create_motor(where.mongo_url)
     try:

@@ -89,7 +89,7 @@ class TaskSteering:
     ) -> dict[str, Any]:
         """Apply an action to a running task, and return its revision, the affected nodes and notes.
 
-        `given` is the input of the action (see `flowkit.models.actions`). A call that is repeated with the same
+        `given` is the input of the action (see `flowkit.actions.records`). A call that is repeated with the same
         `update_id` is applied once. If Temporal does not answer, or the run ends just then to continue as new, the
         update is sent again with the same id.
 

@@ -106,7 +106,7 @@ class NewRun:
             )
 
 
-class Start(Enum):
+class StartOutcome(Enum):
     """What a call that starts a workflow has found."""
 
     STARTED = "started"
@@ -117,7 +117,7 @@ class Start(Enum):
 class StartedTask(NamedTuple):
     """The workflow of a task, as a call that starts it has found it."""
 
-    start: Start
+    start: StartOutcome
     digest: Mapping[str, str] = MappingProxyType({})
     """The hashes of the input with which the task started, from its memo; empty if it has none."""
 
@@ -182,9 +182,9 @@ class TaskClient(TaskWorkflows):
                 raise
             return task_id
         started = await self._start(run, workflow_input)
-        if started.start is Start.STARTED or await self._lacks_document(run, workflow_input, started):
+        if started.start is StartOutcome.STARTED or await self._lacks_document(run, workflow_input, started):
             await self._write_document(run)
-        if started.start is Start.HAS_ENDED:
+        if started.start is StartOutcome.HAS_ENDED:
             _logger.info("task %s has already finished; it does not run again", task_id)
         return task_id
 
@@ -234,7 +234,7 @@ class TaskClient(TaskWorkflows):
             if found.digest:
                 return False
             raise
-        runs = found.start is Start.RUNS
+        runs = found.start is StartOutcome.RUNS
         if found.digest:
             return runs
         first = await self._read_input(run.task_id)
@@ -275,9 +275,9 @@ class TaskClient(TaskWorkflows):
         how = {"owner": owner, "reuse": reuse, "priority": priority, "nominal": nominal}
         run = await self._new_run(task_id, params, graph, functions, **how)
         started = await self._start(run, await self._inputs.checked_input(task_id, run.given))
-        if started.start is not Start.HAS_ENDED:
+        if started.start is not StartOutcome.HAS_ENDED:
             await self._write_document(run)
-        return started.start is not Start.HAS_ENDED
+        return started.start is not StartOutcome.HAS_ENDED
 
     async def prepare_scheduled(
         self, name: str, *, params: dict[str, Any], graph: dict[str, Any], at: datetime
@@ -368,7 +368,7 @@ class TaskClient(TaskWorkflows):
         except WorkflowAlreadyStartedError:
             found = await look_up(self.temporal, task_id)
             await self.check_owner(task_id, found, run.owner)
-            start = Start.RUNS if found.state is WorkflowState.OPEN else Start.HAS_ENDED
+            start = StartOutcome.RUNS if found.state is WorkflowState.OPEN else StartOutcome.HAS_ENDED
             return StartedTask(start, await read_input_digest(found.description) if found.description else {})
         except RPCError as error:
             error.add_note(
@@ -376,7 +376,7 @@ class TaskClient(TaskWorkflows):
                 "only if it has not started"
             )
             raise
-        return StartedTask(Start.STARTED)
+        return StartedTask(StartOutcome.STARTED)
 
     async def _write_document(self, run: NewRun) -> None:
         """Write the task document right away. The task has already started, so an error here is only logged.

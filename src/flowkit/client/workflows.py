@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
-from flowkit.attempt.workflows import ABSENT, Found, WorkflowState, list_latest, look_up, read_marker
+from flowkit.attempt.workflows import ABSENT, FoundWorkflow, WorkflowState, list_latest, look_up, read_marker
 from flowkit.connection import Namespace
 from flowkit.errors import FlowKitError, StoreUnavailable, TaskIdTaken
 from flowkit.models import TaskResult, temporal_names
@@ -59,7 +59,7 @@ class TaskWorkflows:
             return task_owner(task_id, await self.deployment())
         return None
 
-    async def check_owner(self, task_id: str, found: Found, owner: Owner | None) -> None:
+    async def check_owner(self, task_id: str, found: FoundWorkflow, owner: Owner | None) -> None:
         """Raise TaskIdTaken if a workflow belongs to another deployment or, with `owner`, to another owner."""
         if found.description is not None and not await self._is_own(task_id, found.description, owner):
             raise TaskIdTaken(
@@ -70,7 +70,7 @@ class TaskWorkflows:
 
     async def look_up(
         self, task_id: str, owner: Owner | None = None, *, rpc_timeout: timedelta | None = None
-    ) -> Found:
+    ) -> FoundWorkflow:
         """Return the latest run of a task. A workflow of another deployment counts as absent.
 
         With `owner`, a workflow of any other owner counts as absent. Raise RPCError if Temporal does not know, or

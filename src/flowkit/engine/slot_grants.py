@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from temporalio.client import Client
 
     from flowkit.adapters.mongo import Database
-    from flowkit.attempt.workflows import Found
+    from flowkit.attempt.workflows import FoundWorkflow
     from flowkit.config import CoordinatorConfig
     from flowkit.core.loop_portal import LoopPortal
 
@@ -268,7 +268,7 @@ class SlotGrants:
             return False
         return True
 
-    async def look_up(self, task_id: str) -> Found:
+    async def look_up(self, task_id: str) -> FoundWorkflow:
         """Return the latest run of a task. Raise RPCError."""
         return await look_up(self.client, task_id)
 

@@ -21,7 +21,7 @@ from flowkit.models import slot_wait_id, temporal_names
 if TYPE_CHECKING:
     from flowkit.adapters.slots import Holder, SlotStore
     from flowkit.attempt.background import LoopHealth
-    from flowkit.attempt.workflows import Found
+    from flowkit.attempt.workflows import FoundWorkflow
     from flowkit.engine.slot_grants import SlotGrants
 
 _logger = logging.getLogger("flowkit.engine.limits")
@@ -55,7 +55,7 @@ class Use(StrEnum):
     """The workflow has ended."""
 
 
-def use_of(holder: Holder, found: Found) -> Use:
+def use_of(holder: Holder, found: FoundWorkflow) -> Use:
     """Return how an attempt uses its slot, from the latest run of its task."""
     if found.description is None:
         return Use.UNUSED
@@ -172,7 +172,7 @@ class SlotLoop:
         store: SlotStore,
         holder: Holder,
         use: Use,
-        found: Found,
+        found: FoundWorkflow,
     ) -> None:
         description = found.description
         if use is Use.UNDELIVERED and description is not None and description.run_id:

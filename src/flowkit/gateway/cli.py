@@ -13,9 +13,9 @@ from flowkit.cli import output
 from flowkit.cli.health import measure
 from flowkit.cli.options import (
     AsJson,
+    DeploymentOptions,
     HealthOptions,
     Verbose,
-    Where,
     with_options,
 )
 from flowkit.cli.output import log_processes
@@ -121,7 +121,7 @@ def serve(
     supervisor_networks: SupervisorNetworks = "private,public",
     *,
     mycelium: Mycelium,
-    where: Where,
+    where: DeploymentOptions,
     reports: HealthOptions,
     verbose: Verbose = False,
 ) -> None:
@@ -154,7 +154,7 @@ def run_jobs(
     supervisor_networks: SupervisorNetworks = "private,public",
     *,
     mycelium: Mycelium,
-    where: Where,
+    where: DeploymentOptions,
     reports: HealthOptions,
     verbose: Verbose = False,
 ) -> None:
@@ -170,7 +170,13 @@ def run_jobs(
 
 
 def _run(
-    where: Where, given: dict[str, Any], networks: str, summary: str, reports: HealthOptions, *, verbose: bool
+    where: DeploymentOptions,
+    given: dict[str, Any],
+    networks: str,
+    summary: str,
+    reports: HealthOptions,
+    *,
+    verbose: bool,
 ) -> None:
     log_processes(verbose)
     check_installed()

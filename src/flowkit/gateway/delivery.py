@@ -99,7 +99,7 @@ class Reply:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Names:
+class SupervisorMethods:
     """The names of a supervisor's methods."""
 
     create: str
@@ -121,8 +121,12 @@ class LateReply:
 
 
 FAMILIES: Final = (
-    Names(create="jobs.create", start="job.start", status="job.status", result="job.result", logs="job.logs"),
-    Names(create="create_job", start="start_job", status="get_job", result="get_job", logs="get_job_logs"),
+    SupervisorMethods(
+        create="jobs.create", start="job.start", status="job.status", result="job.result", logs="job.logs"
+    ),
+    SupervisorMethods(
+        create="create_job", start="start_job", status="get_job", result="get_job", logs="get_job_logs"
+    ),
 )
 """The names that supervisors use. One that knows none of them has only `job.run`."""
 
@@ -163,7 +167,9 @@ class RemoteSupervisors:
         self._margin_sec = margin_sec
         self._process = random.token_hex(8)
         self._transports: dict[str, Transport] = {}
-        self._families: TTLCache[Destination, Sequence[Names]] = TTLCache(_REMEMBERED, _FAMILY_SEC)
+        self._families: TTLCache[Destination, Sequence[SupervisorMethods]] = TTLCache(
+            _REMEMBERED, _FAMILY_SEC
+        )
         self._jobs: FIFOCache[str, tuple[str, Sequence[str]]] = FIFOCache(_REMEMBERED)
         """The jobs of the latest requests, by id of the request, and the secrets that replies may repeat."""
         self.on_late: Callable[[str, LateReply], Awaitable[None]] | None = None
@@ -257,11 +263,11 @@ class RemoteSupervisors:
         response = await self._transports[to.kind].request(to, request, wait, on_sent)
         return _read_reply(response, request_id, to)
 
-    def families(self, to: Destination) -> Sequence[Names]:
+    def families(self, to: Destination) -> Sequence[SupervisorMethods]:
         """Return the names that a supervisor may use: all, unless it is known which; none if it has only `job.run`."""
         return self._families.get(to, FAMILIES)
 
-    def remember(self, to: Destination, names: Names | None) -> None:
+    def remember(self, to: Destination, names: SupervisorMethods | None) -> None:
         """Note which names a supervisor uses, for some minutes."""
         self._families[to] = () if names is None else (names,)
 
@@ -390,7 +396,7 @@ class _Delivery:
             success=outcome.success, text=outcome.text, logs=await self._logs(names) or outcome.logs
         )
 
-    async def _start(self) -> Names | None:
+    async def _start(self) -> SupervisorMethods | None:
         """Create and start the job. Return the names that the supervisor knows; None if it has only `job.run`."""
         for each in self.supervisors.families(self.to):
             created = await self._ask(each.create, self._whole_job())
@@ -405,7 +411,7 @@ class _Delivery:
         self.supervisors.remember(self.to, None)
         return None
 
-    async def _wait(self, names: Names, poll_sec: tuple[float, float]) -> str:
+    async def _wait(self, names: SupervisorMethods, poll_sec: tuple[float, float]) -> str:
         """Return the status of the job at its end."""
         pause, longest = poll_sec
         running, deliveries = False, _DELIVERIES
@@ -428,7 +434,7 @@ class _Delivery:
             await asyncio.sleep(min(pause, self.left))
             pause = min(pause * 1.5, longest)
 
-    async def _outcome(self, names: Names, status: str) -> JobOutcome:
+    async def _outcome(self, names: SupervisorMethods, status: str) -> JobOutcome:
         reply = await self._ask(names.result, self._job_id())
         result = reply.result
         if isinstance(result, dict) and names.result == names.status:
@@ -436,7 +442,7 @@ class _Delivery:
             return JobOutcome(success=status in _SUCCEEDED, text=text if isinstance(text, str) else status)
         return _outcome_of(reply, self.to)
 
-    async def _logs(self, names: Names) -> str | None:
+    async def _logs(self, names: SupervisorMethods) -> str | None:
         """Return the log of the job, if the supervisor has one."""
         with contextlib.suppress(SupervisorError):
             reply = await self.supervisors.ask(self.to, names.logs, self._job_id(), self.job.id)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class Part(StrEnum):
+class ActorPart(StrEnum):
     """The part that an actor plays for a call. An operator may call every method."""
 
     ADMIN = "admin"
@@ -21,12 +21,12 @@ class Part(StrEnum):
     """The actor that has created the flow, while it has any other part in the context."""
 
 
-A, E, R, C = Part.ADMIN, Part.EXECUTOR, Part.READER, Part.CREATOR
+A, E, R, C = ActorPart.ADMIN, ActorPart.EXECUTOR, ActorPart.READER, ActorPart.CREATOR
 MEMBERS: Final = frozenset({A, E, R})
-EVERY_ACTOR: Final = frozenset(Part)
+EVERY_ACTOR: Final = frozenset(ActorPart)
 """The method needs no part in a context; every actor may call it."""
 
-PERMISSIONS: Final[dict[str, frozenset[Part]]] = {
+PERMISSIONS: Final[dict[str, frozenset[ActorPart]]] = {
     "rpc.discover": EVERY_ACTOR,
     "actor.create": frozenset(),
     "actor.load": EVERY_ACTOR,
@@ -71,15 +71,17 @@ def right_for(method: str) -> Right:
     return Right.FLOWS if PERMISSIONS[method] else Right.OPERATOR
 
 
-def parts_of(actor: int | None, context: Mapping[str, Any], creator: int | None = None) -> frozenset[Part]:
+def parts_of(
+    actor: int | None, context: Mapping[str, Any], creator: int | None = None
+) -> frozenset[ActorPart]:
     """Return the parts that an actor plays in a context, for an entity with this creator."""
     if actor is None:
         return frozenset()
-    lists = {Part.ADMIN: "admins", Part.EXECUTOR: "executors", Part.READER: "readers"}
+    lists = {ActorPart.ADMIN: "admins", ActorPart.EXECUTOR: "executors", ActorPart.READER: "readers"}
     found = {part for part, name in lists.items() if actor in context[name]}
-    return frozenset(found | {Part.CREATOR}) if found and actor == creator else frozenset(found)
+    return frozenset(found | {ActorPart.CREATOR}) if found and actor == creator else frozenset(found)
 
 
-def may_call(method: str, parts: frozenset[Part]) -> bool:
+def may_call(method: str, parts: frozenset[ActorPart]) -> bool:
     """Return whether an actor with these parts may call a method."""
     return not PERMISSIONS[method].isdisjoint(parts)

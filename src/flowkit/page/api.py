@@ -68,14 +68,14 @@ if TYPE_CHECKING:
     from temporalio.client import WorkflowExecutionDescription
 
     from flowkit.adapters.tasks.queries import StoredBatch
-    from flowkit.attempt.workflows import Found
+    from flowkit.attempt.workflows import FoundWorkflow
     from flowkit.page.live import LiveTasks
     from flowkit.products import KeptLine
     from flowkit.reading.attempts import AttemptView
     from flowkit.reading.state import Servers
     from flowkit.schedules import NominalTime, ScheduleView
     from flowkit.server.auth import Caller
-    from flowkit.server.openapi import Given
+    from flowkit.server.openapi import CallInput
 
 PREFIX: Final = "/api/v1"
 MAX_PAGE: Final = 200
@@ -451,7 +451,7 @@ class PageApi:
         self._explanations = SharedReads(self._explain, most_sec=_READ_SEC)
         """Each read of attempts of a whole task, and of an explanation, fetches the whole history from Temporal."""
 
-    async def session(self, given: Given) -> Session:
+    async def session(self, given: CallInput) -> Session:
         """Return what the page may do."""
         may = not self._read_only and _may_operate(given.caller)
         return Session(
@@ -465,7 +465,7 @@ class PageApi:
             actions=[*ACTIONS, CANCEL, RERUN] if may else [],
         )
 
-    async def list_tasks(self, given: Given) -> TasksFound:
+    async def list_tasks(self, given: CallInput) -> TasksFound:
         """Return tasks, newest first."""
         query: TaskFilter = given.query
         failed_lately = query.show is Show.FAILED_LAST_HOUR
@@ -482,7 +482,7 @@ class PageApi:
         lines = [TaskLine(**asdict(each)) for each in summaries if each is not None]
         return TasksFound(tasks=lines, more=len(found) > query.limit)
 
-    async def list_schedules(self, given: Given) -> SchedulesFound:
+    async def list_schedules(self, given: CallInput) -> SchedulesFound:
         """Return schedules with their latest nominal times."""
         query: ScheduleFilter = given.query
         found = await self._schedule_lines.get(f"{query.skip} {query.limit}")
@@ -500,7 +500,7 @@ class PageApi:
         lines = [_schedule_line(each, history[each.name]) for each in views[:limit] if each.name in history]
         return SchedulesFound(schedules=lines, more=len(views) > limit)
 
-    async def get_task(self, given: Given) -> Structure:
+    async def get_task(self, given: CallInput) -> Structure:
         """Return a task with its graph."""
         task_id = given.query.task_id
         document, found = await asyncio.gather(self._document(task_id), self._describe(task_id))
@@ -531,7 +531,7 @@ class PageApi:
             raise UnknownTask(task_id)
         return document
 
-    async def get_node(self, given: Given) -> NodeDetails:
+    async def get_node(self, given: CallInput) -> NodeDetails:
         """Return the definition of a node, and what it has stored."""
         task_id, node_id = given.query.task_id, given.query.node
         document, catalog = await self._document(task_id), self._servers.catalog
@@ -554,7 +554,7 @@ class PageApi:
             debug=debug_node_command(task_id, node_id, str(entry.get("type"))),
         )
 
-    async def list_batches(self, given: Given) -> Batches:
+    async def list_batches(self, given: CallInput) -> Batches:
         """Return batches of a node, oldest first."""
         query: BatchQuery = given.query
         _, page = await read_result(
@@ -572,7 +572,7 @@ class PageApi:
             skip=query.skip,
         )
 
-    async def list_attempts(self, given: Given) -> AttemptsFound:
+    async def list_attempts(self, given: CallInput) -> AttemptsFound:
         """Return the attempts of a task, or of one of its nodes."""
         task_id, node_id = given.query.task_id, given.query.node
         if node_id is None:
@@ -598,7 +598,7 @@ class PageApi:
         waits = [{**asdict(each), "part": each.part.value} for each in list_waits(found.timeline)]
         return found.attempts, found.complete, waits
 
-    async def list_lines(self, given: Given) -> LinesFound:
+    async def list_lines(self, given: CallInput) -> LinesFound:
         """Return lines that an attempt of a node has logged, oldest first."""
         query: LineQuery = given.query
         command = logs_command(query.task_id, query.node, query.attempt)
@@ -622,7 +622,7 @@ class PageApi:
             command=command,
         )
 
-    async def explain(self, given: Given) -> Explained:
+    async def explain(self, given: CallInput) -> Explained:
         """Return where the time of a task went, and what it waits for."""
         return await self._explanations.get(given.query.task_id)
 
@@ -635,14 +635,14 @@ class PageApi:
         shared = (self._attempts, self._explanations, self._schedule_lines)
         await asyncio.gather(*(each.close() for each in shared))
 
-    async def get_variables(self, given: Given) -> VariablesFound:
+    async def get_variables(self, given: CallInput) -> VariablesFound:
         """Return the variables of a task."""
         task_id = given.query.task_id
         if (found := await self._servers.catalog.variables(task_id)) is None:
             raise UnknownTask(task_id)
         return VariablesFound(variables=_plain(found))
 
-    async def act(self, given: Given) -> Affected:
+    async def act(self, given: CallInput) -> Affected:
         """Apply an action, or return what it would affect."""
         call: ActionCall = given.body
         if self._read_only and not call.dry_run:
@@ -679,7 +679,7 @@ class PageApi:
                 )
         raise ActionRejected(f"task {printed(task_id)} has ended, so it cannot be cancelled")
 
-    async def _find_cancellable(self, task_id: str) -> Found | None:
+    async def _find_cancellable(self, task_id: str) -> FoundWorkflow | None:
         """Return the run of a task, or ABSENT if it waits for its admission; None if it has ended.
 
         Raise UnknownTask if there is no such task.
@@ -785,9 +785,9 @@ async def _answered(call: Awaitable[Any]) -> Any:
 
 
 def _answering(
-    call: Callable[[PageApi, Given], Awaitable[BaseModel]], *, reads: bool
-) -> Callable[[Any, Given], Awaitable[BaseModel]]:
-    async def answered(api: PageApi, given: Given) -> BaseModel:
+    call: Callable[[PageApi, CallInput], Awaitable[BaseModel]], *, reads: bool
+) -> Callable[[Any, CallInput], Awaitable[BaseModel]]:
+    async def answered(api: PageApi, given: CallInput) -> BaseModel:
         try:
             async with asyncio.timeout(_READ_SEC if reads else None):
                 result: BaseModel = await _answered(call(api, given))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from starlette.responses import Response
 
-from flowkit.server.rights import HttpRoute, Open
+from flowkit.server.rights import HttpRoute, OpenAccess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,4 +61,4 @@ def _route(path: str, content: bytes, media_type: str) -> BaseRoute:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type=media_type, headers=headers)
 
-    return HttpRoute(path, respond, needs=Open.NOTHING)
+    return HttpRoute(path, respond, needs=OpenAccess.NOTHING)

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from flowkit.core.utils import dumps
 from flowkit.errors import StoreUnavailable
 from flowkit.server.errors import HttpError, Unauthorized, log_unexpected
-from flowkit.server.rights import HttpRoute, Open, public_paths
+from flowkit.server.rights import HttpRoute, OpenAccess, public_paths
 from flowkit.text import printable, printed, truncate
 from flowkit.validation.web_pages import (
     FETCH_HEADERS,
@@ -92,7 +92,7 @@ def create_app(
         ok = health()
         return _json_response(200 if ok else 503, {"ok": ok})
 
-    served = [*routes, HttpRoute(HEALTH_PATH, respond_health, needs=Open.NOTHING)]
+    served = [*routes, HttpRoute(HEALTH_PATH, respond_health, needs=OpenAccess.NOTHING)]
     entrance = Middleware(
         _Entrance,
         authenticator=authenticator,

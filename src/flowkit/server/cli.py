@@ -13,7 +13,7 @@ from flowkit.cli.errors import EPILOG, add_remedy
 from flowkit.cli.options import (
     AnyQueue,
     AsJson,
-    Where,
+    DeploymentOptions,
     with_options,
 )
 from flowkit.errors import ConfigError
@@ -88,7 +88,7 @@ def choose_rights(actor: int | None, rights: Sequence[Right], *, operator: bool)
 
 
 async def _create(
-    where: Where, scope: Mapping[str, Any], note: str, expires: int | None
+    where: DeploymentOptions, scope: Mapping[str, Any], note: str, expires: int | None
 ) -> tuple[str, list[str]]:
     """Create a token. Return its text, and what to print about it."""
     from flowkit.cli.servers import database
@@ -130,7 +130,7 @@ def list_tokens(
     return None
 
 
-async def _read(where: Where) -> list[Token]:
+async def _read(where: DeploymentOptions) -> list[Token]:
     from flowkit.cli.servers import database
     from flowkit.server.token_store import TokenStore
 
@@ -156,7 +156,7 @@ def revoke(
     output.echo(f"{done} token {before.token_id} for {describe_scope(before)}")
 
 
-async def _revoke(where: Where, token_id: str) -> Token | None:
+async def _revoke(where: DeploymentOptions, token_id: str) -> Token | None:
     from flowkit.cli.servers import database
     from flowkit.server.token_store import TokenStore
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from flowkit.core.utils import dumps
 from flowkit.errors import ChecksBusy, StoreRefused, StoreUnavailable
 from flowkit.server.errors import HttpError
-from flowkit.server.rights import HttpRoute, Open
+from flowkit.server.rights import HttpRoute, OpenAccess
 from flowkit.server.rpc import Params, secrets_of
 from flowkit.text import kind_of
 from flowkit.validation.invalid import describe
@@ -67,7 +67,7 @@ class Failure(BaseModel):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Given:
+class CallInput:
     """The validated input of a call. Each part is an instance of the operation's model, or None without one."""
 
     caller: Caller
@@ -83,7 +83,7 @@ class Operation:
 
     method: str
     path: str
-    call: Callable[[Any, Given], Awaitable[BaseModel]]
+    call: Callable[[Any, CallInput], Awaitable[BaseModel]]
     """A method of the API. Raises HttpError."""
     result: type[BaseModel]
     needs: Need
@@ -110,20 +110,22 @@ def operation_routes(
         HttpRoute(each.path, _endpoint(each, api), methods=[each.method], needs=each.needs)
         for each in operations
     ]
-    return [*routes, HttpRoute(document_path, describe, needs=Open.TOKEN)]
+    return [*routes, HttpRoute(document_path, describe, needs=OpenAccess.TOKEN)]
 
 
 def _endpoint(operation: Operation, api: object) -> Callable[[Request], Awaitable[Response]]:
     async def respond(request: Request) -> Response:
         caller: Caller = request.user
-        given = Given(caller=caller, **_parameters(operation, request), body=await _body(operation, request))
+        given = CallInput(
+            caller=caller, **_parameters(operation, request), body=await _body(operation, request)
+        )
         content = dumps(await _call(operation, api, given))
         return Response(content, headers=HEADERS, media_type="application/json")
 
     return respond
 
 
-async def _call(operation: Operation, api: object, given: Given) -> BaseModel:
+async def _call(operation: Operation, api: object, given: CallInput) -> BaseModel:
     """Run an operation. Raise HttpError for errors of MongoDB, whose texts may contain addresses, and for
     ChecksBusy.
     """

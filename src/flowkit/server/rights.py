@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flowkit.server.auth import Caller
 
 
-class Open(StrEnum):
+class OpenAccess(StrEnum):
     """What a call needs that needs no right."""
 
     NOTHING = "nothing"
@@ -34,13 +34,13 @@ class Open(StrEnum):
     """A valid token, whatever its rights."""
 
 
-Need = Right | Open
+Need = Right | OpenAccess
 """What a call needs. An operator has every right."""
 
 
 def refusal(caller: Caller, needs: Need) -> str | None:
     """Return why a caller may not make a call, and how to change that; None if it may."""
-    if isinstance(needs, Open) or caller.is_operator or needs in caller.rights:
+    if isinstance(needs, OpenAccess) or caller.is_operator or needs in caller.rights:
         return None
     if needs is Right.OPERATOR:
         return "only an operator may do this; use a token with the right operator"
@@ -57,7 +57,7 @@ class Declared(BaseRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a call, with its caller as `user` in the scope. Raise HttpError if the caller lacks the right."""
-        if self.needs is not Open.NOTHING and (problem := refusal(scope["user"], self.needs)):
+        if self.needs is not OpenAccess.NOTHING and (problem := refusal(scope["user"], self.needs)):
             raise HttpError(403, "permission_denied", problem)
         await super().handle(scope, receive, send)
 
@@ -93,6 +93,6 @@ def public_paths(routes: Sequence[BaseRoute]) -> frozenset[str]:
             raise TypeError(
                 f"{route!r} does not declare what its callers need; use HttpRoute or SocketRoute with `needs`"
             )
-        if route.needs is Open.NOTHING:
+        if route.needs is OpenAccess.NOTHING:
             paths.add(route.path)
     return frozenset(paths)

@@ -17,7 +17,7 @@ from flowkit.errors import StoreRefused, StoreUnavailable
 from flowkit.masks import HIDDEN, is_secret_name
 from flowkit.server.connection import Connection
 from flowkit.server.errors import HttpError, log_unexpected
-from flowkit.server.rights import HttpRoute, Open, SocketRoute, refusal
+from flowkit.server.rights import HttpRoute, OpenAccess, SocketRoute, refusal
 from flowkit.text import count_of, kind_of, printable, printed, suggestion, truncate
 from flowkit.validation.invalid import problems_of
 from flowkit.validation.json_keys import EqualKeys, JsonRefused, load_json
@@ -269,8 +269,8 @@ def rpc_routes(
             connections.discard(connection)
 
     return [
-        HttpRoute(path, respond, methods=["POST"], needs=Open.TOKEN),
-        SocketRoute(path, connect, needs=Open.TOKEN),
+        HttpRoute(path, respond, methods=["POST"], needs=OpenAccess.TOKEN),
+        SocketRoute(path, connect, needs=OpenAccess.TOKEN),
     ]
 
 
@@ -282,7 +282,7 @@ def discovery(document: dict[str, Any]) -> Method:
         return document
 
     kinds: dict[str, Any] = {"params": NoParams, "result": dict[str, Any]}
-    return Method(name="rpc.discover", needs=Open.TOKEN, call=discover, **kinds)
+    return Method(name="rpc.discover", needs=OpenAccess.TOKEN, call=discover, **kinds)
 
 
 async def _answer_message(dispatcher: RpcDispatcher, text: str | None, call: Call) -> str | None:

@@ -12,7 +12,7 @@ from tests.cli.up.up_process import free_port_base
 
 from flowkit.cli.doctor.checks import run_checks
 from flowkit.cli.doctor.findings import Finding, Severity
-from flowkit.cli.options import DEFAULT_MONGO_URL, Where
+from flowkit.cli.options import DEFAULT_MONGO_URL, DeploymentOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def doctor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Doctor:
             monkeypatch.delenv(name, raising=False)
         for name, value in {**unreachable_temporal(tmp_path), **env}.items():
             monkeypatch.setenv(name, value)
-        where = Where(mongo_url=env.get("MONGO_URL", DEFAULT_MONGO_URL))
+        where = DeploymentOptions(mongo_url=env.get("MONGO_URL", DEFAULT_MONGO_URL))
         findings, usable = asyncio.run(run_checks(where, port_base or free_port_base()))
         assert [each.name for each in findings if each.state is not Severity.OK and not each.remedy] == []
         return Report(usable=usable, findings={finding.name: finding for finding in findings})

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from flowkit.cli.options import Where
+from flowkit.cli.options import DeploymentOptions
 from flowkit.cli.retention.purging import PurgeOptions, purge_tasks
 from flowkit.gateway.client import CallFailed, GatewayClient, GatewayUnavailable
 from flowkit.gateway.http_client import AllowedNetworks
@@ -237,7 +237,7 @@ class Play:
                     await self._purge(harness, clients)
 
     async def _purge(self, harness: Harness, clients: Sequence[FlowClient]) -> None:
-        where = Where(mongo_url=harness.environment["MONGO_URL"], database=harness.database)
+        where = DeploymentOptions(mongo_url=harness.environment["MONGO_URL"], database=harness.database)
         statuses = tuple(status.value for status in TaskStatus if status.closed)
         options = PurgeOptions(older_than_sec=_OLD_SEC, statuses=statuses, dry_run=False)
         begun = time.monotonic()

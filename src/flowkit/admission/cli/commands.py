@@ -17,9 +17,9 @@ from flowkit.cli.health import measure
 from flowkit.cli.loading import load_config
 from flowkit.cli.options import (
     AsJson,
+    DeploymentOptions,
     HealthOptions,
     Verbose,
-    Where,
     current_user,
     with_options,
 )
@@ -125,7 +125,7 @@ def run_process(
         str | None, typer.Option(help="With --kafka: JSON or YAML file with the settings kafka_….")
     ] = None,
     *,
-    where: Where,
+    where: DeploymentOptions,
     reports: HealthOptions,
     verbose: Verbose = False,
 ) -> None:
@@ -221,7 +221,7 @@ def status(
     ] = False,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Show how full the queue is, who uses it, and how fast its requests start; or show one request."""
     if request_id is not None:
@@ -278,7 +278,7 @@ def submit(
     wait: Annotated[bool, typer.Option("--wait", help="Show what happens until the request ends.")] = False,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Submit a task, or with --script an execution for an outside executor. Exit with 1 if the queue rejects it."""
     from flowkit.admission.cli import submission
@@ -298,7 +298,7 @@ def set_priority(
     band: Annotated[Priority, typer.Argument(help="Band in which the request waits from now on.")],
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Move a waiting request to another band. It keeps its time of arrival."""
     from flowkit.admission.cli import submission
@@ -319,7 +319,7 @@ def cancel(
     ),
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Cancel a request. One that waits ends at once; the end of one that runs is only requested."""
     from flowkit.admission.cli import submission
@@ -343,7 +343,7 @@ def list_requests(
     limit: Annotated[int, typer.Option(min=1, max=_MOST, help="Maximum number of requests.")] = 50,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """List requests, newest first."""
     from flowkit.admission.cli import inspection

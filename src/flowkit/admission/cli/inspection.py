@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from flowkit.admission.models import QueueStatus, RequestPage, Ticket
-    from flowkit.cli.options import Where
+    from flowkit.cli.options import DeploymentOptions
 
 _REFRESH_SEC: Final = 1.0
 _BAR_CHARS: Final = 20
@@ -41,13 +41,13 @@ _STYLES: Final = {
 }
 
 
-async def read_status(where: Where) -> QueueStatus:
+async def read_status(where: DeploymentOptions) -> QueueStatus:
     """Return the state of the queue."""
     async with open_queue(where) as queue:
         return await queue.status()
 
 
-async def watch_status(where: Where) -> None:
+async def watch_status(where: DeploymentOptions) -> None:
     """Show the state of the queue until Ctrl-C."""
     console = output.console()
     async with open_queue(where) as queue:
@@ -175,7 +175,7 @@ def _active_share(status: QueueStatus) -> float:
 # --- requests
 
 
-async def read_page(where: Where, wanted: Mapping[str, Any], limit: int) -> RequestPage:
+async def read_page(where: DeploymentOptions, wanted: Mapping[str, Any], limit: int) -> RequestPage:
     """Return the newest requests that match."""
     async with open_queue(where) as queue:
         return await queue.page(**wanted, limit=limit)

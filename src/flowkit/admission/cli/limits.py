@@ -21,7 +21,7 @@ from flowkit.cli import output
 from flowkit.cli.errors import EPILOG, add_remedy
 from flowkit.cli.options import (
     AsJson,
-    Where,
+    DeploymentOptions,
     with_options,
 )
 from flowkit.errors import ConfigError
@@ -92,7 +92,7 @@ def show(
     context: typer.Context,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Show the limits of the queue, with those of single users and tenants, or change them."""
     if context.invoked_subcommand is not None:
@@ -136,7 +136,7 @@ def set_limits(
     ] = False,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Change the general limits. Every process uses them within two seconds."""
     numbers: dict[str, Any] = {
@@ -168,7 +168,7 @@ def set_user(
     reset: Reset = False,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Give one user limits of its own. For `none`, the general limit applies."""
     given = _caps(max_total=max_total, max_active=max_active)
@@ -185,7 +185,7 @@ def set_tenant(
     reset: Reset = False,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Give one tenant limits of its own. For `none`, it has no such limit."""
     given = _caps(max_total=max_total, max_active=max_active)
@@ -214,7 +214,7 @@ def _override(old: Limits, kind: str, name: str, given: dict[str, int | None], *
     return replace(old, **changes)
 
 
-def _apply(change: Callable[[Limits], Limits], where: Where, *, as_json: bool) -> None:
+def _apply(change: Callable[[Limits], Limits], where: DeploymentOptions, *, as_json: bool) -> None:
     """Change the limits, and print them."""
     found = asyncio.run(_store(change, where))
     if as_json:
@@ -228,7 +228,7 @@ def _apply(change: Callable[[Limits], Limits], where: Where, *, as_json: bool) -
     return None
 
 
-async def _store(change: Callable[[Limits], Limits], where: Where) -> Limits:
+async def _store(change: Callable[[Limits], Limits], where: DeploymentOptions) -> Limits:
     from flowkit.admission.store import AdmissionStore
     from flowkit.cli import servers
 

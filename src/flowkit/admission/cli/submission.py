@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from flowkit.admission.models import Request, RequestChange, Ticket
-    from flowkit.cli.options import Where
+    from flowkit.cli.options import DeploymentOptions
     from flowkit.core.utils import Fields
     from flowkit.models.admission import Admission, Priority
 
@@ -51,7 +51,7 @@ class SubmitOptions:
 
 
 @asynccontextmanager
-async def open_queue(where: Where) -> AsyncIterator[AdmissionQueue]:
+async def open_queue(where: DeploymentOptions) -> AsyncIterator[AdmissionQueue]:
     """Yield the queue. What it has begun is ended afterwards, so that no other process needs to do it."""
     async with servers.database(where) as db:
         queue = AdmissionQueue(AdmissionStore(db, queue=where.engine_queue))
@@ -135,7 +135,7 @@ def _read_script(path: Path) -> str:
 # --- submitting
 
 
-async def submit(request: Request, where: Where, *, wait: bool, as_json: bool) -> Exit:
+async def submit(request: Request, where: DeploymentOptions, *, wait: bool, as_json: bool) -> Exit:
     """Submit a request, print what became of it, and return the exit code.
 
     Raise AdmissionRejected, but not for JSON.
@@ -179,7 +179,7 @@ async def _follow(queue: AdmissionQueue, ticket: Ticket, *, quiet: bool) -> Tick
         )
 
 
-async def show(request_id: str, where: Where, *, watch: bool, as_json: bool) -> None:
+async def show(request_id: str, where: DeploymentOptions, *, watch: bool, as_json: bool) -> None:
     """Print a request, with `watch` each of its changes until it ends. Raise UnknownTask if there is none."""
     async with open_queue(where) as queue:
         ticket = await queue.find(request_id)
@@ -196,7 +196,7 @@ async def show(request_id: str, where: Where, *, watch: bool, as_json: bool) -> 
 # --- changing requests
 
 
-async def set_priority(request_id: str, priority: Priority, where: Where) -> Ticket:
+async def set_priority(request_id: str, priority: Priority, where: DeploymentOptions) -> Ticket:
     """Move a request to another band and return it. Raise UnknownTask, or ConfigError if it does not wait."""
     async with open_queue(where) as queue:
         changed = await queue.set_priority(request_id, priority)
@@ -209,7 +209,7 @@ async def set_priority(request_id: str, priority: Priority, where: Where) -> Tic
     return ticket
 
 
-async def cancel(request_id: str, reason: str, by: str, where: Where) -> Ticket:
+async def cancel(request_id: str, reason: str, by: str, where: DeploymentOptions) -> Ticket:
     """Cancel a request and return it. Raise UnknownTask, or ConfigError if it has ended."""
     async with open_queue(where) as queue:
         changed = await queue.cancel(request_id, reason=reason, by=by)
@@ -220,13 +220,13 @@ async def cancel(request_id: str, reason: str, by: str, where: Where) -> Ticket:
     return ticket
 
 
-def _known(changed: RequestChange, request_id: str, where: Where) -> Ticket:
+def _known(changed: RequestChange, request_id: str, where: DeploymentOptions) -> Ticket:
     if changed.ticket is None:
         raise _unknown(request_id, where)
     return changed.ticket
 
 
-def _unknown(request_id: str, where: Where) -> UnknownTask:
+def _unknown(request_id: str, where: DeploymentOptions) -> UnknownTask:
     queue: Any = where.engine_queue
     problem = UnknownTask(request_id, f"there is no request {request_id!r} in the admission queue {queue!r}")
     return add_remedy(problem, "`flowkit admission list` shows the requests")

@@ -7,7 +7,7 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.errors import EPILOG, add_remedy
-from flowkit.cli.options import AsJson, Where, with_options
+from flowkit.cli.options import AsJson, DeploymentOptions, with_options
 from flowkit.errors import ConfigError
 from flowkit.models.admission import DEFAULT_TENANT, Admission, Priority
 from flowkit.models.backfills import Existing, Order
@@ -71,7 +71,7 @@ def create(
     ] = False,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Start the tasks of a schedule for its nominal times from --from to before --to, some at once.
 
@@ -121,7 +121,7 @@ def list_all(
     schedule: Annotated[str | None, typer.Option(help="Only the backfills of this schedule.")] = None,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """List the newest backfills, at most 100."""
     from flowkit.cli.backfills.operations import list_backfills, print_backfills
@@ -147,7 +147,7 @@ def status(
     ] = False,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Show how far a backfill is, what runs, and what has failed and why."""
     from flowkit.cli.backfills.operations import follow_backfill, print_backfill, show_backfill
@@ -171,7 +171,7 @@ def cancel(
     ] = False,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Start no more tasks of a backfill. When the command returns, no pending one will start."""
     from flowkit.cli.backfills.operations import cancel_backfill, print_cancelled
@@ -184,7 +184,7 @@ def cancel(
 
 @backfill.command("retry-failed", epilog=EPILOG)
 @with_options
-def retry_failed(backfill_id: Id, as_json: AsJson = False, *, where: Where) -> None:
+def retry_failed(backfill_id: Id, as_json: AsJson = False, *, where: DeploymentOptions) -> None:
     """Start the failed tasks of a backfill again, as a whole, with the present graph and params of the schedule."""
     from flowkit.cli.backfills.operations import retry_backfill
 

@@ -20,7 +20,7 @@ from flowkit.text import count_of, format_duration, one_line, shell_command, tru
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from flowkit.cli.options import Where
+    from flowkit.cli.options import DeploymentOptions
     from flowkit.models.admission import Admission
     from flowkit.models.backfills import BackfillRun
 
@@ -44,49 +44,49 @@ class BackfillOptions(TypedDict):
 
 
 @asynccontextmanager
-async def _backfills(where: Where) -> AsyncIterator[Backfills]:
+async def _backfills(where: DeploymentOptions) -> AsyncIterator[Backfills]:
     async with servers(where) as both:
         schedules = Schedules(both.temporal, both.tasks, queue=where.engine_queue)
         yield Backfills(both.temporal, both.tasks, schedules, queue=where.engine_queue)
 
 
-async def plan_backfill(where: Where, name: str, options: BackfillOptions) -> BackfillPlan:
+async def plan_backfill(where: DeploymentOptions, name: str, options: BackfillOptions) -> BackfillPlan:
     """Return what would be created."""
     async with _backfills(where) as backfills:
         return await backfills.plan(name, **options)
 
 
-async def create_backfill(where: Where, name: str, options: BackfillOptions) -> BackfillView:
+async def create_backfill(where: DeploymentOptions, name: str, options: BackfillOptions) -> BackfillView:
     """Create a backfill, and return it."""
     async with _backfills(where) as backfills:
         return await backfills.create(name, **options)
 
 
-async def list_backfills(where: Where, schedule: str | None) -> list[BackfillView]:
+async def list_backfills(where: DeploymentOptions, schedule: str | None) -> list[BackfillView]:
     """Return the newest backfills."""
     async with _backfills(where) as backfills:
         return await backfills.list_backfills(schedule)
 
 
-async def show_backfill(where: Where, backfill_id: str) -> BackfillView:
+async def show_backfill(where: DeploymentOptions, backfill_id: str) -> BackfillView:
     """Return a backfill with what runs, and what has failed."""
     async with _backfills(where) as backfills:
         return await backfills.status(backfill_id)
 
 
-async def cancel_backfill(where: Where, backfill_id: str, *, running: bool) -> BackfillView:
+async def cancel_backfill(where: DeploymentOptions, backfill_id: str, *, running: bool) -> BackfillView:
     """Cancel a backfill, and return it."""
     async with _backfills(where) as backfills:
         return await backfills.cancel(backfill_id, running=running)
 
 
-async def retry_backfill(where: Where, backfill_id: str) -> tuple[BackfillView, int]:
+async def retry_backfill(where: DeploymentOptions, backfill_id: str) -> tuple[BackfillView, int]:
     """Start the failed tasks of a backfill again. Return the backfill, and their number."""
     async with _backfills(where) as backfills:
         return await backfills.retry_failed(backfill_id)
 
 
-async def follow_backfill(where: Where, backfill_id: str) -> Exit:
+async def follow_backfill(where: DeploymentOptions, backfill_id: str) -> Exit:
     """Print a line for each change of a backfill until it ends, and how it has ended."""
     shown = ""
     async with _backfills(where) as backfills:

@@ -13,7 +13,7 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.errors import Exit, add_remedy
-from flowkit.cli.options import AnyQueue, AsJson, Functions, TaskId, TaskNode, Where, with_options
+from flowkit.cli.options import AnyQueue, AsJson, DeploymentOptions, Functions, TaskId, TaskNode, with_options
 from flowkit.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def debug(
 
 
 @asynccontextmanager
-async def _read_only(where: Where) -> AsyncIterator["ReadOnly"]:
+async def _read_only(where: DeploymentOptions) -> AsyncIterator["ReadOnly"]:
     from flowkit.cli.debug.recording import ReadOnly
     from flowkit.cli.servers import database
 
@@ -154,7 +154,7 @@ class _Run:
     outcome: "DebugOutcome"
 
 
-async def _prepare(task: str, node: str, batch: str | None, code: _Code, where: Where) -> _Plan:
+async def _prepare(task: str, node: str, batch: str | None, code: _Code, where: DeploymentOptions) -> _Plan:
     from flowkit.cli.debug import nodes
 
     async with _read_only(where) as db:
@@ -168,7 +168,7 @@ async def _prepare(task: str, node: str, batch: str | None, code: _Code, where: 
     return _Plan(stored=stored, batch=batch, chosen=chosen)
 
 
-async def _run(plan: _Plan, code: _Code, where: Where) -> _Run:
+async def _run(plan: _Plan, code: _Code, where: DeploymentOptions) -> _Run:
     from flowkit.cli.debug import nodes, report
     from flowkit.cli.debug.executors import Debugged
     from flowkit.cli.servers import database
@@ -299,7 +299,7 @@ def _inspect(outcome: "DebugOutcome") -> None:
         inspect_error(outcome.error)
 
 
-async def _show_input(task: str, node: str, batch: str | None, where: Where) -> int:
+async def _show_input(task: str, node: str, batch: str | None, where: DeploymentOptions) -> int:
     from flowkit.cli.debug import inputs, nodes, report
 
     async with _read_only(where) as db:

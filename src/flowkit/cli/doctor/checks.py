@@ -22,7 +22,7 @@ from flowkit.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from flowkit.cli.options import Where
+    from flowkit.cli.options import DeploymentOptions
 
 INSTALL_REMEDY = "`flowkit up` installs it when it starts, `flowkit up --install` installs it now"
 
@@ -60,7 +60,9 @@ class ServerReport:
         return self.source.state is not Severity.BAD and all(port.state is Severity.OK for port in self.ports)
 
 
-async def run_checks(where: Where, port_base: int | None, *, fix: bool = False) -> tuple[list[Finding], bool]:
+async def run_checks(
+    where: DeploymentOptions, port_base: int | None, *, fix: bool = False
+) -> tuple[list[Finding], bool]:
     """Return all findings, and whether tasks can run on these servers or on those of `flowkit up`.
 
     With `fix`, repair what a command can repair: register the search attributes.
@@ -92,7 +94,7 @@ async def run_checks(where: Where, port_base: int | None, *, fix: bool = False) 
     return findings, working and all(server.usable for server in reports)
 
 
-def list_servers(where: Where, port_base: int | None) -> tuple[ServerCheck, ServerCheck]:
+def list_servers(where: DeploymentOptions, port_base: int | None) -> tuple[ServerCheck, ServerCheck]:
     """Return the servers to check."""
     ports = Ports.from_base(port_base)
     temporal = ServerCheck(

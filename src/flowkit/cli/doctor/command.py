@@ -9,8 +9,8 @@ import typer
 from flowkit.cli import output
 from flowkit.cli.options import (
     AsJson,
+    DeploymentOptions,
     PortBase,
-    Where,
     with_options,
 )
 
@@ -25,7 +25,7 @@ def doctor(
     port_base: PortBase = None,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
     fix: Annotated[
         bool, typer.Option("--fix", help="Register the search attributes that Temporal lacks.")
     ] = False,

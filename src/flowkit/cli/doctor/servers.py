@@ -30,7 +30,7 @@ from flowkit.text import one_line, shell_word, shown_address
 if TYPE_CHECKING:
     from temporalio.client import Client
 
-    from flowkit.cli.options import Where
+    from flowkit.cli.options import DeploymentOptions
     from flowkit.local.sources import Program
 
 
@@ -58,7 +58,7 @@ INDEXES: dict[str, tuple[str, ...]] = {
 """Indexes that engines and workers create when they start."""
 
 
-async def check_temporal(where: Where, *, configured: bool, fix: bool = False) -> list[Finding]:
+async def check_temporal(where: DeploymentOptions, *, configured: bool, fix: bool = False) -> list[Finding]:
     """Check whether Temporal responds, and what FlowKit needs of it. The first finding is the response.
 
     With `fix`, register the search attributes.
@@ -85,7 +85,7 @@ async def check_temporal(where: Where, *, configured: bool, fix: bool = False) -
         ]
 
 
-async def check_mongo(where: Where, *, configured: bool) -> list[Finding]:
+async def check_mongo(where: DeploymentOptions, *, configured: bool) -> list[Finding]:
     """Check whether MongoDB responds, its version and its indexes. The first finding is the response."""
     address = shown_address(where.mongo_url)
     try:
@@ -138,7 +138,7 @@ async def _check_search_attributes(client: Client, *, fix: bool) -> Finding:
     return note(name, f"{' and '.join(missing)} not registered", remedy)
 
 
-async def _check_engine(client: Client, where: Where) -> Finding:
+async def _check_engine(client: Client, where: DeploymentOptions) -> Finding:
     queue = where.engine_queue
     if await recent_pollers(client, queue, workflows=True):
         return ok("engine", f"an engine polls queue {queue}")

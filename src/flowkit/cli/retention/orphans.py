@@ -20,7 +20,7 @@ from flowkit.errors import ConfigError
 if TYPE_CHECKING:
     from temporalio.client import Client
 
-    from flowkit.cli.options import Where
+    from flowkit.cli.options import DeploymentOptions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +55,7 @@ class OpenCounts:
         return f"open tasks of namespace {found}, which this Temporal server does not have"
 
 
-async def count_open(where: Where) -> OpenCounts:
+async def count_open(where: DeploymentOptions) -> OpenCounts:
     """Count the open tasks of each namespace."""
     async with servers(where) as both:
         counts = await OpenTasks(both.db).counts()
@@ -63,7 +63,7 @@ async def count_open(where: Where) -> OpenCounts:
     return OpenCounts(counts=counts, here={found: name for found, name in names.items() if name})
 
 
-async def close_orphans(where: Where, namespace_id: str, *, dry_run: bool) -> int:
+async def close_orphans(where: DeploymentOptions, namespace_id: str, *, dry_run: bool) -> int:
     """Close the open tasks of a namespace, or only count them for a dry run, and return their number.
 
     Raise ConfigError if the namespace still exists on the server.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from temporalio.client import Client
 
-    from flowkit.cli.options import Where
+    from flowkit.cli.options import DeploymentOptions
 
 _SHOWN = 10
 _ALL = {status.value for status in TaskStatus if status.closed}
@@ -99,7 +99,7 @@ def list_collections() -> tuple[str, ...]:
     return (*BELONGINGS, *products.belongings())
 
 
-async def purge_tasks(where: Where, options: PurgeOptions, *, quiet: bool) -> Purged:
+async def purge_tasks(where: DeploymentOptions, options: PurgeOptions, *, quiet: bool) -> Purged:
     """Delete the tasks in steps and return the counts; each step deletes its tasks completely.
 
     Print the progress unless `quiet`.

@@ -8,7 +8,7 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.errors import EPILOG
-from flowkit.cli.options import AsJson, Where, with_options
+from flowkit.cli.options import AsJson, DeploymentOptions, with_options
 from flowkit.cli.tasks.validate import GraphFile
 from flowkit.text import shell_command
 
@@ -103,7 +103,7 @@ def create(
     as_json: AsJson = False,
     *,
     timing: Timing,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Create a schedule, and show its next three times. Its tasks start also while no engine runs, and wait for one."""
     from flowkit.cli.schedules.operations import create_schedule, print_next, read_scheduled
@@ -139,7 +139,7 @@ def update(
     as_json: AsJson = False,
     *,
     timing: Timing,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Change what is given, and nothing else. --params replaces all params, and a new GRAPH brings its own.
 
@@ -158,7 +158,7 @@ def update(
 
 @schedule.command("list", epilog=EPILOG)
 @with_options
-def list_all(as_json: AsJson = False, *, where: Where) -> None:
+def list_all(as_json: AsJson = False, *, where: DeploymentOptions) -> None:
     """List the schedules of this deployment."""
     from flowkit.cli.schedules.operations import list_schedules, print_schedules
 
@@ -172,7 +172,7 @@ def list_all(as_json: AsJson = False, *, where: Where) -> None:
 
 @schedule.command("show", epilog=EPILOG)
 @with_options
-def show(name: Name, as_json: AsJson = False, *, where: Where) -> None:
+def show(name: Name, as_json: AsJson = False, *, where: DeploymentOptions) -> None:
     """Show when a schedule starts its next tasks, and what has become of the latest ones."""
     from flowkit.cli.schedules.operations import print_schedule, show_schedule
 
@@ -184,7 +184,7 @@ def show(name: Name, as_json: AsJson = False, *, where: Where) -> None:
 
 @schedule.command("pause", epilog=EPILOG)
 @with_options
-def pause(name: Name, note: Note = "", *, where: Where) -> None:
+def pause(name: Name, note: Note = "", *, where: DeploymentOptions) -> None:
     """Start no more tasks, until `flowkit schedule resume`. Times that pass meanwhile start none."""
     from flowkit.cli.schedules.operations import change
 
@@ -194,7 +194,7 @@ def pause(name: Name, note: Note = "", *, where: Where) -> None:
 
 @schedule.command("resume", epilog=EPILOG)
 @with_options
-def resume(name: Name, note: Note = "", *, where: Where) -> None:
+def resume(name: Name, note: Note = "", *, where: DeploymentOptions) -> None:
     """Start tasks again, from the next nominal time on."""
     from flowkit.cli.schedules.operations import change
 
@@ -204,7 +204,7 @@ def resume(name: Name, note: Note = "", *, where: Where) -> None:
 
 @schedule.command("trigger", epilog=EPILOG)
 @with_options
-def trigger(name: Name, as_json: AsJson = False, *, where: Where) -> None:
+def trigger(name: Name, as_json: AsJson = False, *, where: DeploymentOptions) -> None:
     """Start a task of the schedule now, also while it is paused. Its nominal time is the present one."""
     from flowkit.cli.schedules.operations import change
 
@@ -222,7 +222,7 @@ def trigger(name: Name, as_json: AsJson = False, *, where: Where) -> None:
 
 @schedule.command("delete", epilog=EPILOG)
 @with_options
-def delete(name: Name, *, where: Where) -> None:
+def delete(name: Name, *, where: DeploymentOptions) -> None:
     """Delete a schedule. Its tasks stay as they are, also those that run."""
     from flowkit.cli.schedules.operations import change
 
@@ -244,7 +244,7 @@ def apply(
     ] = False,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Create and update schedules so that they are as in a file. A second call changes nothing."""
     from flowkit.cli.schedules.operations import apply_all, print_changes, read_definitions

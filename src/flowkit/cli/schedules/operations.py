@@ -27,7 +27,7 @@ from flowkit.text import count_of, did_you_mean, one_line, printed, truncate
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
-    from flowkit.cli.options import Where
+    from flowkit.cli.options import DeploymentOptions
     from flowkit.schedules import ScheduleChange, ScheduledRun, ScheduleOptions, ScheduleView
 
 T = TypeVar("T")
@@ -40,12 +40,12 @@ _STYLES = {"finished": "green", "failed": "red", "cancelled": "yellow", "running
 
 
 @asynccontextmanager
-async def _schedules(where: Where) -> AsyncIterator[Schedules]:
+async def _schedules(where: DeploymentOptions) -> AsyncIterator[Schedules]:
     async with servers(where) as both:
         yield Schedules(both.temporal, both.tasks, queue=where.engine_queue)
 
 
-async def change(where: Where, call: Callable[[Schedules], Awaitable[T]]) -> T:
+async def change(where: DeploymentOptions, call: Callable[[Schedules], Awaitable[T]]) -> T:
     """Call a method of the schedules, and return its result."""
     async with _schedules(where) as schedules:
         return await call(schedules)
@@ -62,14 +62,16 @@ def _check(task: GivenTask) -> None:
     replace(task, params=evaluate_params(task.params, format_nominal(datetime.now(UTC)))).checked()
 
 
-async def create_schedule(where: Where, name: str, task: GivenTask, options: ScheduleOptions) -> ScheduleView:
+async def create_schedule(
+    where: DeploymentOptions, name: str, task: GivenTask, options: ScheduleOptions
+) -> ScheduleView:
     """Create a schedule, and return it."""
     async with _schedules(where) as schedules:
         return await schedules.create(name, graph=task.graph, params=task.params, **options)
 
 
 async def update_schedule(
-    where: Where,
+    where: DeploymentOptions,
     name: str,
     task: GivenTask | None,
     params: str | None,
@@ -90,20 +92,20 @@ async def update_schedule(
         )
 
 
-async def list_schedules(where: Where) -> list[ScheduleView]:
+async def list_schedules(where: DeploymentOptions) -> list[ScheduleView]:
     """Return the schedules by name."""
     async with _schedules(where) as schedules:
         return await schedules.list_schedules()
 
 
-async def show_schedule(where: Where, name: str) -> ScheduleView:
+async def show_schedule(where: DeploymentOptions, name: str) -> ScheduleView:
     """Return a schedule with its latest tasks."""
     async with _schedules(where) as schedules:
         return await schedules.show(name)
 
 
 async def apply_all(
-    where: Where, wanted: Mapping[str, ScheduleDefinition], *, dry_run: bool, prune: bool
+    where: DeploymentOptions, wanted: Mapping[str, ScheduleDefinition], *, dry_run: bool, prune: bool
 ) -> list[ScheduleChange]:
     """Apply these schedules, or return what would change."""
     async with _schedules(where) as schedules:

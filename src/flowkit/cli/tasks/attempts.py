@@ -11,9 +11,9 @@ from flowkit.cli import output
 from flowkit.cli.options import (
     AnyQueue,
     AsJson,
+    DeploymentOptions,
     NodeId,
     TaskId,
-    Where,
     with_options,
 )
 from flowkit.reading.notes import format_seconds
@@ -52,7 +52,9 @@ def attempts(
     return None
 
 
-async def _read(task_id: str, node_id: str | None, where: Where) -> tuple[list[AttemptView], bool]:
+async def _read(
+    task_id: str, node_id: str | None, where: DeploymentOptions
+) -> tuple[list[AttemptView], bool]:
     from flowkit.cli.servers import servers
     from flowkit.reading.attempts import read_attempts
 

@@ -14,10 +14,10 @@ from flowkit.cli.json_files import read_task
 from flowkit.cli.options import (
     AnyQueue,
     AsJson,
+    DeploymentOptions,
     NewTaskId,
     TaskId,
     Timeout,
-    Where,
     with_options,
 )
 from flowkit.cli.tasks.validate import GraphFile
@@ -49,7 +49,7 @@ def run(
     timeout: Timeout = None,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Start a task. With --watch, show it until it ends. An engine and workers must be running."""
     _require_watch(timeout, watch)

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from flowkit.cli import output
-from flowkit.cli.options import AnyQueue, AsJson, TaskId, Where, with_options
+from flowkit.cli.options import AnyQueue, AsJson, DeploymentOptions, TaskId, with_options
 from flowkit.reading.notes import describe_age, format_seconds
 from flowkit.text import one_line
 
@@ -69,7 +69,7 @@ def explain(
     return None
 
 
-async def _read(task_id: str, where: Where) -> TaskExplanation:
+async def _read(task_id: str, where: DeploymentOptions) -> TaskExplanation:
     from flowkit.cli.servers import servers
     from flowkit.reading.timeline import explain_task
 

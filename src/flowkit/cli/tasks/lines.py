@@ -22,7 +22,7 @@ from flowkit.text import clean, format_duration, one_line, printable, shorten, v
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from flowkit.cli.options import Where
+    from flowkit.cli.options import DeploymentOptions
     from flowkit.client import TaskCatalog
     from flowkit.products import KeptLine, LogReader
 
@@ -59,7 +59,7 @@ def check_options(names: list[str], options: dict[str, Any]) -> LineOptions:
     return LineOptions(node_id=names[0] if names else None, **options)
 
 
-async def print_lines(where: Where, options: LineOptions) -> None:
+async def print_lines(where: DeploymentOptions, options: LineOptions) -> None:
     """Print the lines of a task, of a node or of an attempt; with `follow`, until the task has ended."""
     from flowkit.cli.servers import database
     from flowkit.client import TaskCatalog

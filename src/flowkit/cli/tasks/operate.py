@@ -28,10 +28,10 @@ from flowkit.cli.json_files import read_change, read_object, read_objects, read_
 from flowkit.cli.options import (
     AnyQueue,
     AsJson,
+    DeploymentOptions,
     Queue,
     TaskId,
     TaskNode,
-    Where,
     current_user,
     repeated_command,
     with_options,
@@ -360,7 +360,7 @@ def _read_input(text: str | None, pairs: Sequence[str]) -> dict[str, Any] | None
     return given | read_pairs(pairs, "--set", "limit=5") or None
 
 
-def _act(task: str, name: str, given: dict[str, Any], how: ActionOptions, where: Where) -> None:
+def _act(task: str, name: str, given: dict[str, Any], how: ActionOptions, where: DeploymentOptions) -> None:
     common = {
         "reason": how.reason,
         "by": current_user() if how.by is None else how.by,
@@ -477,7 +477,7 @@ def _read_inputs(given: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 async def _run_again(
-    task: str, nodes: Sequence[str] | None, options: dict[str, Any], where: Where
+    task: str, nodes: Sequence[str] | None, options: dict[str, Any], where: DeploymentOptions
 ) -> dict[str, Any]:
     from flowkit.cli.servers import servers
 
@@ -486,7 +486,7 @@ async def _run_again(
 
 
 async def _send(
-    task: str, name: str, given: dict[str, Any], where: Where, *, dry_run: bool
+    task: str, name: str, given: dict[str, Any], where: DeploymentOptions, *, dry_run: bool
 ) -> dict[str, Any]:
     from flowkit.cli.servers import servers
 

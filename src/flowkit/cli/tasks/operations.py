@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from flowkit.cli.json_files import GivenTask
-    from flowkit.cli.options import Where
+    from flowkit.cli.options import DeploymentOptions
     from flowkit.cli.screen import Screen
     from flowkit.client import TaskSummary
     from flowkit.models import Graph
@@ -73,7 +73,7 @@ EXITS = {
 
 
 async def start(
-    task: GivenTask, task_id: str | None, where: Where, how: Watch | None, *, as_json: bool
+    task: GivenTask, task_id: str | None, where: DeploymentOptions, how: Watch | None, *, as_json: bool
 ) -> Exit:
     """Start a task, watch it if `how` is given, and return the exit code. Raise TaskIdTaken if the id is taken."""
     async with servers(where) as both:
@@ -93,7 +93,7 @@ async def start(
         return await watch(both, started, how)
 
 
-async def find_hints(graph: Mapping[str, Any], checked: Graph, where: Where) -> list[str]:
+async def find_hints(graph: Mapping[str, Any], checked: Graph, where: DeploymentOptions) -> list[str]:
     """Return hints at roles of a graph that no worker has ever polled, or whose announced types do not fit.
 
     Return `[]` if the servers do not respond at once.
@@ -121,7 +121,7 @@ async def _refuse_taken(both: Servers, task_id: str) -> None:
         )
 
 
-def _describe_start(both: Servers, task_id: str, where: Where) -> dict[str, Any]:
+def _describe_start(both: Servers, task_id: str, where: DeploymentOptions) -> dict[str, Any]:
     return {"task_id": task_id, "queue": where.engine_queue, "namespace": both.temporal.namespace}
 
 
@@ -138,7 +138,7 @@ def _print_started(started: dict[str, Any], hints: list[str], as_json: bool) -> 
     return None
 
 
-async def show(task_id: str, where: Where, *, as_json: bool) -> None:
+async def show(task_id: str, where: DeploymentOptions, *, as_json: bool) -> None:
     """Print the state of a task, or of its request for admission. Raise UnknownTask if it does not exist."""
     async with servers(where) as both:
         try:
@@ -182,7 +182,7 @@ def _print_task(view: TaskView) -> None:
         output.note(f"  {hint}")
 
 
-async def cancel(task_id: str, reason: str, where: Where) -> str:
+async def cancel(task_id: str, reason: str, where: DeploymentOptions) -> str:
     """Request the cancellation of a task and return the reason as it is stored.
 
     Raise UnknownTask if Temporal has no workflow for the task, and ConfigError if it has ended.
@@ -220,7 +220,7 @@ def _already(task_id: str, status: str) -> ConfigError:
 async def list_newest(
     status: str | None,
     limit: int,
-    where: Where,
+    where: DeploymentOptions,
     *,
     waits: str | None = None,
     name: str | None = None,
@@ -268,7 +268,7 @@ async def watch(both: Servers, task_id: str, how: Watch) -> Exit:
     return EXITS[last.status]
 
 
-async def watch_existing(task_id: str, where: Where, how: Watch) -> Exit:
+async def watch_existing(task_id: str, where: DeploymentOptions, how: Watch) -> Exit:
     """Watch an existing task and return the exit code. Raise UnknownTask if the task does not exist."""
     async with servers(where) as both:
         try:

@@ -15,7 +15,7 @@ from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
 from flowkit.cli.json_files import read_task
 from flowkit.cli.loading import is_flow_name, is_python_file, module_exists
-from flowkit.cli.options import AnyQueue, Where, with_options
+from flowkit.cli.options import AnyQueue, DeploymentOptions, with_options
 from flowkit.errors import ConfigError, UnknownTask
 from flowkit.pictures.formats import SUFFIXES, Format, draw
 from flowkit.pictures.model import make_picture
@@ -123,7 +123,7 @@ def _read_file(path: str) -> Picture:
     return make_picture(view_nodes(task.checked(params_given=bool(task.params))))
 
 
-async def _read_task(task_id: str, where: Where) -> Picture:
+async def _read_task(task_id: str, where: DeploymentOptions) -> Picture:
     """Return the picture of a task with the states of its nodes. Raise UnknownTask if it does not exist."""
     arguments.require(arguments.task_id_problem(task_id, "TASK"))
     from flowkit.cli.servers import servers

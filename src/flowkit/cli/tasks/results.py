@@ -13,9 +13,9 @@ from flowkit.cli import output
 from flowkit.cli.options import (
     AnyQueue,
     AsJson,
+    DeploymentOptions,
     NodeId,
     TaskId,
-    Where,
     with_options,
 )
 from flowkit.cli.tasks.variables import plain
@@ -80,7 +80,13 @@ def batches(
 
 
 async def _read(
-    task_id: str, node_id: str | None, limit: int, offset: int, where: Where, *, failed: bool = False
+    task_id: str,
+    node_id: str | None,
+    limit: int,
+    offset: int,
+    where: DeploymentOptions,
+    *,
+    failed: bool = False,
 ) -> "tuple[ResultView, BatchPage | None]":
     from flowkit.cli.servers import database
     from flowkit.client import TaskCatalog

@@ -10,7 +10,7 @@ import typer
 
 from flowkit.cli import output
 from flowkit.cli.errors import add_remedy
-from flowkit.cli.options import AsJson, Where, with_options
+from flowkit.cli.options import AsJson, DeploymentOptions, with_options
 from flowkit.errors import ConfigError
 from flowkit.text import did_you_mean
 
@@ -33,7 +33,7 @@ def roles(
     show_all: Annotated[bool, typer.Option("--all", help="Also show roles without a worker online.")] = False,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Show the roles that workers serve: their versions, where they run, and the types of their input and output."""
     every = asyncio.run(_read(where))
@@ -53,7 +53,7 @@ def roles(
     return None
 
 
-async def _read(where: Where) -> list[RoleView]:
+async def _read(where: DeploymentOptions) -> list[RoleView]:
     from flowkit.cli.servers import database
     from flowkit.reading.roles import read_roles
 

@@ -10,8 +10,8 @@ from flowkit.cli.errors import Exit, add_remedy, shown_problems
 from flowkit.cli.json_files import read_task
 from flowkit.cli.options import (
     AsJson,
+    DeploymentOptions,
     Verbose,
-    Where,
     with_options,
 )
 from flowkit.cli.tasks.picture import print_picture
@@ -51,7 +51,7 @@ def validate(
     ] = None,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
     verbose: Verbose = False,
 ) -> None:
     """Check a graph, with the same rules and messages as `run`. Needs no servers.
@@ -104,7 +104,7 @@ def _check_contracts(graph: Graph, names: list[str]) -> list[str]:
     return check_contracts(graph, load_handlers(names))
 
 
-def _find_hints(graph: dict[str, Any], checked: Graph, where: Where) -> list[str]:
+def _find_hints(graph: dict[str, Any], checked: Graph, where: DeploymentOptions) -> list[str]:
     from flowkit.cli.tasks.operations import find_hints
 
     return asyncio.run(find_hints(graph, checked, where))

@@ -17,8 +17,8 @@ from flowkit.cli.json_files import read_object, read_value
 from flowkit.cli.options import (
     AnyQueue,
     AsJson,
+    DeploymentOptions,
     TaskId,
-    Where,
     with_options,
 )
 from flowkit.errors import AdapterError, ConfigError
@@ -162,7 +162,7 @@ def _check(step: VariableStep) -> None:
 # --- running the operations -----------------------------------------------------------------------------------------
 
 
-async def _run_steps(steps: list[VariableStep], task_id: str, where: Where) -> Tree:
+async def _run_steps(steps: list[VariableStep], task_id: str, where: DeploymentOptions) -> Tree:
     """Run the operations and return the task's variables. Raise UnknownTask if the task does not exist."""
     from flowkit.activities.builtin_functions import CoordinatorAdapters
     from flowkit.adapters.tasks.store import TaskStore

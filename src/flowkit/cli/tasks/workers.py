@@ -13,7 +13,7 @@ import typer
 from flowkit.cli import output
 from flowkit.cli.options import (
     AsJson,
-    Where,
+    DeploymentOptions,
     with_options,
 )
 from flowkit.reading.notes import format_seconds
@@ -90,7 +90,7 @@ def workers(
     show_all: Annotated[bool, typer.Option("--all", help="Also show workers that are offline.")] = False,
     as_json: AsJson = False,
     *,
-    where: Where,
+    where: DeploymentOptions,
 ) -> None:
     """Show workers, engines and bridges: their roles, versions and slots, what they run, and when they were
     last seen.
@@ -113,7 +113,7 @@ def workers(
     return None
 
 
-async def _read(where: Where) -> tuple[list[ProcessView], list[MixedVersions]]:
+async def _read(where: DeploymentOptions) -> tuple[list[ProcessView], list[MixedVersions]]:
     """Return the processes of a database and of an engine queue, and the roles of which they run different versions."""
     from flowkit.adapters.worker_registry import WorkerRegistry, find_mixed_versions
     from flowkit.cli.servers import servers

@@ -17,7 +17,7 @@ from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.service import RPCError
 
 from flowkit.cli import output
-from flowkit.cli.options import DEFAULT_MONGO_URL, Where
+from flowkit.cli.options import DEFAULT_MONGO_URL, DeploymentOptions
 from flowkit.cli.screen import open_screen, plain_table
 from flowkit.cli.servers import accepts_connections, database
 from flowkit.cli.tasks.display import tasks_table
@@ -71,7 +71,7 @@ def monitor(plan: UpPlan, processes: Processes, folder: Path) -> None:
         addresses=_list_addresses(plan),
     )
     os.environ.update(processes.exports)
-    where = Where(
+    where = DeploymentOptions(
         mongo_url=processes.exports.get("MONGO_URL", DEFAULT_MONGO_URL), database=plan.options.database
     )
     lines = partial(ProcessLines, output.console(stderr=True), info)
@@ -84,7 +84,7 @@ def monitor(plan: UpPlan, processes: Processes, folder: Path) -> None:
 
 async def _monitor(
     rows: list[tuple[ProcessRow, ServerProcess | None]],
-    where: Where,
+    where: DeploymentOptions,
     create_keeper: Callable[[], Keeper],
     shown: Screen[[Snapshot]],
 ) -> None:
