@@ -217,7 +217,7 @@ def shown(value: object, hide: Callable[[str], str] = str) -> str:
 def printed(value: object, hide: Callable[[str], str] = str) -> str:
     """Return the `repr` of a value on one line, cut to 80 characters. `hide` masks it before the cut."""
     try:
-        text = repr(value)
+        text = repr(hide(value) if isinstance(value, str) else value)
     except (RecursionError, ValueError):  # ValueError: the integer has more digits than Python prints
         return f"{kind_of(value)} too large or nested too deeply to show"
     return printable(truncate(hide(text), _VALUE_CHARS))

@@ -79,7 +79,7 @@ async def test_unknown_rights_of_a_newer_release_are_ignored(db: Any) -> None:
     [
         (
             {"actor": -1, "rights": FLOWS},
-            r"actor is -1 \(int\); it must be a whole number from 0 to 4,294,967,295",
+            r"actor is -1; it must be a whole number from 0 to 4,294,967,295",
         ),
         ({"actor": MAX_ACTOR + 1, "rights": FLOWS}, "actor is 4294967296"),
         ({"actor": True, "rights": FLOWS}, "actor is True"),

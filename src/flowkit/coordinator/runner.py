@@ -177,7 +177,6 @@ class Coordinator(RemovedAttributes):
         )
         self._thread: WorkerThread | InlineWorkers | None = None
         self._parts: EngineParts | None = None
-        """Keeps what functions log."""
         self._bridge: Bridge | None = None
 
     @property
@@ -289,12 +288,17 @@ class Coordinator(RemovedAttributes):
         """Stop running tasks. They continue where they stopped once an engine is running again."""
         thread, self._thread = self._thread, None
         self._bridge = None
-        parts, self._parts = self._parts, None
+        parts = self._parts
         if parts is not None:
             await parts.stop_loops()
         if thread is not None:
             await thread.stop()
-        await asyncio.gather(self._hosted.stop(), *([] if parts is None else [parts.close()]))
+        try:
+            await asyncio.gather(self._hosted.stop(), *([] if parts is None else [parts.calls.close()]))
+        finally:
+            if parts is not None:
+                await parts.stop_lines()
+        self._parts = None
 
     async def restart(self) -> None:
         """Stop and start again."""

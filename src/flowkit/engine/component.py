@@ -185,7 +185,8 @@ class EngineComponent(WorkerComponent):
         await self._inline.stop()
         await asyncio.gather(*(each.stop() for each in self._side_workers))
         if self._parts is not None:
-            await self._parts.close()
+            await self._parts.calls.close()
+            await self._parts.stop_lines()
 
 
 class SideWorker:

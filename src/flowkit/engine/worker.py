@@ -285,9 +285,8 @@ class EngineParts:
         if self._loops is not None:
             await self._loops.stop()
 
-    async def close(self) -> None:
-        """End the calls of functions, and store their last lines, after the workers have stopped."""
-        await self.calls.close()
+    async def stop_lines(self) -> None:
+        """Store the last lines of functions, after the workers and the calls have ended."""
         if self._lines is not None:
             await self._lines.stop()
 

@@ -621,7 +621,7 @@ class Gateway:
             raise
 
     async def _rerun(self, call: Call, flow: Fields, jobs: Sequence[int], **how: Any) -> Fields:
-        """Run the task of a flow again, with the limits that its jobs have now. `how` is that of `TaskClient.rerun`."""
+        """Run the task of a flow again, with the limits that its jobs have now, as `TaskSteering.rerun` does."""
         stored = await self._jobs(flow, [node["id"] for node in flow["nodes"]])
         limits = {str(job_id): job_limits(job) for job_id, job in stored.items()}
         nodes = [str(each) for each in jobs] or None

@@ -7,14 +7,14 @@ files that are imported.
 from __future__ import annotations
 
 import inspect
-import re
+import sys
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, get_type_hints
 
 from pydantic import BaseModel
 from pydantic_core import PydanticKnownError
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 SHOWN_PROBLEMS: Final = 5
 """How many problems of one value an error names."""
 
-_URL: Final = re.compile(r"\S+://\S*")
 _PLACE_CHARS, _WANTED_CHARS, _NAME_CHARS = 200, 300, 100
 
 
@@ -45,7 +44,8 @@ def sentence(place: str, value: object, wanted: str) -> str:
 def show(value: object, hide: Callable[[str], str] = str) -> str:
     """Return a value as an error shows it. Of objects and lists, which may hold secrets, only the size is shown.
 
-    Of a URL, which may hold a password, only the scheme and the hosts are shown. `hide` masks what is secret in a text.
+    Of a URL, which may hold a password, only the scheme and the hosts are shown, and of a text with one `…`. `hide`
+    masks what is secret in a text.
     """
     if value is HIDDEN:
         return HIDDEN
@@ -55,16 +55,17 @@ def show(value: object, hide: Callable[[str], str] = str) -> str:
         return f"a list of {count_of(len(value), 'value')}"
     if isinstance(value, BaseModel) or is_dataclass(value):
         return kind_of(value)
-    if isinstance(value, str) and "://" in value:
-        value = _URL.sub(lambda found: shown_address(found[0]), value)
-    return shown(value, hide)
+    return shown(shown_address(value) if isinstance(value, str) and "://" in value else value, hide)
 
 
 # --- fields with `Must` in their types ----------------------------------------------------------------------------
 
 
 def musts_of(record: Any) -> Mapping[str, tuple[Must, bool]]:
-    """Return what the fields of a class must be, by name, and whether they may be None instead."""
+    """Return what the fields of a class must be, by name, and whether they may be None instead.
+
+    A field that a subclass declares again keeps the rule of its base, unless it has one of its own.
+    """
     return _musts_of(record)
 
 
@@ -72,12 +73,22 @@ def musts_of(record: Any) -> Mapping[str, tuple[Must, bool]]:
 def _musts_of(record: type) -> Mapping[str, tuple[Must, bool]]:
     found: dict[str, tuple[Must, bool]] = {}
     for each in reversed(record.__mro__):
-        with suppress(NameError):  # the types of a user's own fields
-            for name, hint in inspect.get_annotations(each, eval_str=True).items():
-                for must in getattr(hint, "__metadata__", ()):
-                    if isinstance(must, Must):
-                        found[name] = must, type(None) in getattr(hint.__origin__, "__args__", ())
+        for name, hint in inspect.get_annotations(each).items():
+            for must in getattr(hint := _resolved(each, name, hint), "__metadata__", ()):
+                if isinstance(must, Must):
+                    found[name] = must, type(None) in getattr(hint.__origin__, "__args__", ())
     return found
+
+
+def _resolved(owner: type, name: str, hint: Any) -> Any:
+    """Return the type of a field; None for one of a user's class that only type checkers know."""
+    one = SimpleNamespace(__annotations__={name: hint})
+    try:
+        return get_type_hints(
+            one, vars(sys.modules[owner.__module__]), dict(vars(owner)), include_extras=True
+        )[name]
+    except NameError:
+        return None
 
 
 def field_problem(record: type, name: str, value: object, place: str) -> str | None:
@@ -225,7 +236,7 @@ def _must(found: Mapping[str, Any]) -> str | None:
         return None
     try:
         own = PydanticKnownError(kind, context).message()
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, OverflowError, TypeError, ValueError):
         return None
     if own != found["msg"]:
         return None
