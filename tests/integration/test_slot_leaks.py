@@ -10,7 +10,9 @@ import pytest
 from flowkit.engine.slot_grants import SlotGrants
 from flowkit.models.temporal_names import SLOT_ACTIVITIES
 from tests.integration.counted import Counted, holders, most
+from tests.integration.handlers import Quick
 from tests.integration.harness import EVENT_TIMEOUT_SEC, Harness, eventually, node
+from tests.integration.streaming import Source, source
 from tests.integration.test_cancel_terminate_reset import reset
 from tests.integration.test_concurrency_limits import (
     finished,
@@ -191,12 +193,14 @@ async def test_granted_slot_reaches_its_task_although_the_granting_engine_stoppe
         """Do nothing, like an engine that stops between the grant and its delivery."""
 
     await limited(harness)
-    await harness.worker()
-    blocker = await harness.create(node("blocker", "paced", inline={"pause": 1}))
+    held = Source()
+    await harness.worker({"source": held, "quick": Quick()})
+    blocker = await harness.create(source("blocker", hold_at=0))
     await harness.until_node(blocker, "blocker", "running")
     waiting = await harness.create(node("waiting"))
     await until_requests(harness, 1)
     monkeypatch.setattr(SlotGrants, "_deliver", stopped)
+    held.gates["blocker"].set()
     await finished(harness, blocker)
     await asyncio.wait_for(finished(harness, waiting), LEAK_SEC)
 

@@ -27,8 +27,12 @@ TESTS_OF_PRODUCTS = (
     "tests/integration/test_flow_model.py",
     "tests/server/test_rights.py",
     "tests/test_doors.py",
+    "tests/test_values_at_doors.py",
+    "tests/contract/test_followed_lines.py",
+    "tests/unit/test_sinks.py",
+    "tests/unit/test_waits.py",
 )
-"""By patterns. The last two also test the core, together with the doors of the products."""
+"""By patterns. The last ones also test the core, together with the products."""
 
 QUICK_TESTS = ("tests/cli", "tests/contract", "tests/local", "tests/server", "tests/unit", "tests/test_*.py")
 """By patterns. The tests of the pages are not among them: the pages describe the products, too."""

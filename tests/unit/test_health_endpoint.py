@@ -8,6 +8,7 @@ import socket
 
 import pytest
 from tests.integration.harness import EVENT_TIMEOUT_SEC
+from tests.product_code import needs_product
 
 from flowkit.attempt.background import BridgeHealth, Health, LoopHealth, RoleHealth
 from flowkit.cli.health import health_endpoint
@@ -60,6 +61,7 @@ def status_for(port: int, headers: dict[str, str]) -> int:
         connection.close()
 
 
+@needs_product("observe")
 def test_web_pages_read_neither_health_nor_metrics() -> None:
     port = free_port()
     reports = HealthOptions(port=port, names="engine.example, engine")

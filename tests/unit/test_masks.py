@@ -15,6 +15,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 from pydantic import BaseModel, Field, SecretStr
+from tests.product_code import needs_product
 
 from flowkit import masks, reason_codes
 from flowkit.cli import output
@@ -332,6 +333,7 @@ class Talker(RoleHandler):
         return BatchResult(success=True)
 
 
+@needs_product("observe")
 @pytest.mark.parametrize("form", ["text", "json"])
 async def test_kept_lines_and_the_log_of_a_process_hide_the_secrets_of_an_attempt(
     form: str, monkeypatch: pytest.MonkeyPatch

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from tests.product_code import needs_product
 
 from flowkit import Admission, products
 from flowkit.adapters.tasks.store import TaskStore
@@ -127,6 +128,7 @@ def test_a_product_whose_code_is_there_needs_a_new_installation(
     assert "run pip install -e '.[server]' in the checkout" in shown
 
 
+@needs_product("admission")
 @pytest.mark.usefixtures("no_products")
 def test_an_engine_warns_of_a_product_that_is_not_registered_although_its_code_is_there(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
