@@ -85,5 +85,8 @@ async def test_a_hundred_thousand_requests_of_a_thousand_users_are_exact(
     figures = await Simulation(plan).run()
     assert figures["requests"] > 95_000
     assert figures["started"] > 30_000
-    assert figures["most pending"] == 10_000
+    if (
+        not faults
+    ):  # Outages slow the submitters down more than the dispatchers, so that the queue does not fill.
+        assert figures["most pending"] == 10_000
     assert figures["kills"] == kills
