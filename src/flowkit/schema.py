@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flowkit.graph.engine_nodes import SETTINGS
 from flowkit.graph.fields import GRAPH, NODE
-from flowkit.graph.kinds import allow_null, object_schema
+from flowkit.graph.kinds import Field, ValueKind, allow_null, by_name, object_schema
 from flowkit.models import APPROVAL, DELAY, RUNTIME_KEYS
 
 if TYPE_CHECKING:
@@ -57,12 +57,8 @@ def _settings_schema(kind: str) -> Schema:
 
 def _engine_node_schema(kind: str, inline: Schema) -> Schema:
     """Return what holds for a node of this type: it has no attempts, and takes only `io.input_inline`."""
-    io: Schema = {
-        "type": "object",
-        "properties": {"input_inline": inline},
-        "patternProperties": {"^x-": {}},
-        "additionalProperties": _NULL,
-    }
+    own = by_name(Field("input_inline", ValueKind(schema=inline), nullable=False))
+    io = object_schema(own, additionalProperties=_NULL)
     return {
         "if": {"properties": {"type": {"const": kind}}},
         "then": {"properties": {"io": allow_null(io), "retry_policy": _NULL, "timeout_sec": _NULL}},

@@ -11,7 +11,6 @@ from flowkit.activities.params_checks import ParamsChecks
 from flowkit.adapters.role_contracts import RoleContracts
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, pack_task
 from flowkit.attempt.pollers import bridged_problems
-from flowkit.client.catalog import TaskCatalog
 from flowkit.errors import FlowKitError
 from flowkit.graph.contracts import data_edges
 from flowkit.graph.params import complete_params
@@ -45,7 +44,6 @@ class TaskInputs:
         self._workflows = workflows
         self._max_nodes = max_nodes
         self._external_roles = frozenset(external_roles)
-        self._catalog = TaskCatalog(workflows.database)
         self._warned: set[str] = set()
         """The warnings about graphs that were logged."""
         self._params = ParamsChecks()
@@ -95,7 +93,7 @@ class TaskInputs:
         with suppress(FlowKitError, TimeoutError):
             async with asyncio.timeout(_CONTRACTS_SEC):
                 for node_id, role in [*sources.items()][:_SOURCES]:
-                    meta = await self._catalog.any_meta(task_id, node_id)
+                    meta = await self._workflows.catalog.any_meta(task_id, node_id)
                     if meta and (fields := await self._contracts.unknown_fields(role, meta)):
                         notes.append(
                             f"the stored batches of node {printed(node_id)} have {names(fields)}, which the results of "

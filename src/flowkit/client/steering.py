@@ -27,7 +27,6 @@ from flowkit.actions.scopes import Pauses, children_of
 from flowkit.actions.table import parse_action
 from flowkit.adapters.tasks.fields import SCHEDULED_AT, graph_of, input_digest
 from flowkit.attempt.workflows import QUERY_SEC, WorkflowState, is_absent, look_up, query, read_marker
-from flowkit.client.catalog import TaskCatalog
 from flowkit.client.workflows import bound_timeout, format_cause, memo_of, schedule_attributes
 from flowkit.errors import ActionRejected, ActionUnanswered, RejectionCause, UnknownTask
 from flowkit.graph.contracts import data_edges
@@ -76,7 +75,6 @@ class TaskSteering:
     def __init__(self, workflows: TaskWorkflows, inputs: TaskInputs) -> None:
         self._workflows = workflows
         self._inputs = inputs
-        self._catalog = TaskCatalog(workflows.database)
 
     async def act(
         self,
@@ -213,7 +211,9 @@ class TaskSteering:
         started it first. Raise GraphError if graph or params are invalid, and StoreUnavailable.
         """
         given, _ = await self._inputs.convert(task_id, params, graph, None)
-        document = await self._catalog.ended_task(task_id, namespace_id=await self._workflows.namespace.id())
+        document = await self._workflows.catalog.ended_task(
+            task_id, namespace_id=await self._workflows.namespace.id()
+        )
         if document is None or document["finished_at"] is None:
             return False
         if (
@@ -256,7 +256,9 @@ class TaskSteering:
         return document
 
     async def _read_document(self, task_id: str) -> dict[str, Any]:
-        document = await self._catalog.ended_task(task_id, namespace_id=await self._workflows.namespace.id())
+        document = await self._workflows.catalog.ended_task(
+            task_id, namespace_id=await self._workflows.namespace.id()
+        )
         if document is None:
             raise UnknownTask(task_id, f"MongoDB has no document of task {task_id!r} in this namespace")
         return document
@@ -281,7 +283,7 @@ class TaskSteering:
         latest = await self._closed_run(task_id, rerun.closed_run_id)
         marker = owner or (None if latest is None else await read_marker(latest))
         marker = marker or task_owner(task_id, await self._workflows.deployment())
-        digest = await self._catalog.input_digest(task_id)
+        digest = await self._workflows.catalog.input_digest(task_id)
         if rerun.replaces:
             digest = await asyncio.to_thread(input_digest, given["params"], given["graph"])
         stored = await self._inputs.store(task_id, given)

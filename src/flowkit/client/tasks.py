@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +23,6 @@ from flowkit.actions.preconditions import check_run
 from flowkit.adapters.tasks.fields import input_digest, new_task, owner
 from flowkit.adapters.tasks.stored_graphs import StoredGraphs, unpack_task
 from flowkit.attempt.workflows import WorkflowState, is_absent, look_up, read_input_digest
-from flowkit.client.catalog import TaskCatalog, TaskSummary
 from flowkit.client.inputs import TaskInputs
 from flowkit.client.steering import TaskSteering
 from flowkit.client.workflows import TaskWorkflows, bound_timeout, format_cause, memo_of, schedule_attributes
@@ -56,6 +55,7 @@ if TYPE_CHECKING:
 
     from flowkit.adapters.tasks.queries import TimedTask
     from flowkit.adapters.tasks.store import TaskStore
+    from flowkit.client.catalog import TaskSummary
     from flowkit.graph.contracts import DataEdge
     from flowkit.models.admission import Admission
     from flowkit.products import PendingTask, Submissions
@@ -143,7 +143,6 @@ class TaskClient(TaskWorkflows):
         self._inputs = TaskInputs(self, max_nodes=max_nodes, external_roles=external_roles)
         self.steering = TaskSteering(self, self._inputs)
         """Applies actions to running tasks, and starts ended ones again."""
-        self._catalog = TaskCatalog(tasks.database)
         self._submissions: Submissions | None = None
         """The product that starts tasks later, once it was needed."""
 
@@ -194,15 +193,14 @@ class TaskClient(TaskWorkflows):
         params: dict[str, Any],
         graph: dict[str, Any],
         functions: Collection[str] | None,
-        **more: Any,
     ) -> NewRun:
         given, edges = await self._inputs.convert(task_id, params, graph, functions)
         digest = await asyncio.to_thread(input_digest, given["params"], given["graph"])
-        return NewRun(task_id=task_id, given=given, edges=edges, digest=digest, **more)
+        return NewRun(task_id=task_id, given=given, edges=edges, digest=digest)
 
     async def _compare(self, run: NewRun) -> bool:
         """Return whether there is a document of the task. Raise TaskIdTaken if it started with another input."""
-        stored = await self._catalog.input_digest(run.task_id)
+        stored = await self.catalog.input_digest(run.task_id)
         if stored is not None:
             run.check_same(stored)
         return stored is not None
@@ -272,8 +270,13 @@ class TaskClient(TaskWorkflows):
         server can. With `nominal`, the task is as one that this schedule has started.
         """
         _check_new_id(task_id, owner.kind, nominal)
-        how = {"owner": owner, "reuse": reuse, "priority": priority, "nominal": nominal}
-        run = await self._new_run(task_id, params, graph, functions, **how)
+        run = replace(
+            await self._new_run(task_id, params, graph, functions),
+            owner=owner,
+            reuse=reuse,
+            priority=priority,
+            nominal=nominal,
+        )
         started = await self._start(run, await self._inputs.checked_input(task_id, run.given))
         if started.start is not StartOutcome.HAS_ENDED:
             await self._write_document(run)
@@ -310,7 +313,7 @@ class TaskClient(TaskWorkflows):
         self, spans: Mapping[str, tuple[datetime, datetime]], most: int
     ) -> dict[str, list[TimedTask]]:
         """Return the tasks of schedules, by name, whose nominal time is within a span: at least the latest `most`."""
-        return await self._catalog.timed_tasks(spans, most)
+        return await self.catalog.timed_tasks(spans, most)
 
     async def submit_task(
         self,
@@ -419,12 +422,12 @@ class TaskClient(TaskWorkflows):
 
         Raise StoreUnavailable.
         """
-        found = await self._catalog.status(task_id, namespace_id=await self.namespace.id())
+        found = await self.catalog.status(task_id, namespace_id=await self.namespace.id())
         return None if found is None else TaskStatus(found)
 
     async def find_ended(self, task_ids: Collection[str]) -> list[str]:
         """Return which of these tasks have ended, by their documents. Raise StoreUnavailable."""
-        return await self._catalog.ended(task_ids)
+        return await self.catalog.ended(task_ids)
 
     async def cancel_task(
         self, task_id: str, *, reason: str = reason_codes.USER_REQUEST, if_state: str | None = None
@@ -529,7 +532,7 @@ class TaskClient(TaskWorkflows):
         """
         if pending is not None and (result := await self._workflow_result(task_id)) is not None:
             return result
-        document = await self._catalog.document(task_id)
+        document = await self.catalog.document(task_id)
         if document is None and pending is not None and pending.error is not None:
             raise pending.error
         return _read_result(task_id, document)
@@ -541,7 +544,7 @@ class TaskClient(TaskWorkflows):
         self, status: str | None = None, limit: int = 50, *, waits: str | None = None
     ) -> list[TaskSummary]:
         """Return the newest tasks first, as `TaskCatalog.list_tasks` does."""
-        return await self._catalog.list_tasks(status, limit, waits=waits)
+        return await self.catalog.list_tasks(status, limit, waits=waits)
 
 
 async def _read_status(work: Coroutine[Any, Any, TaskResult]) -> TaskStatus:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 
 from flowkit.attempt.workflows import ABSENT, FoundWorkflow, WorkflowState, list_latest, look_up, read_marker
+from flowkit.client.catalog import TaskCatalog
 from flowkit.connection import Namespace
 from flowkit.errors import FlowKitError, StoreUnavailable, TaskIdTaken
 from flowkit.models import TaskResult, temporal_names
@@ -42,6 +43,7 @@ class TaskWorkflows:
         self.store = tasks
         self.queue = queue
         self.namespace = Namespace(client)
+        self.catalog = TaskCatalog(tasks.database)
         self._any_queue = any_queue
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flowkit import limits
 from flowkit.text import did_you_mean, printed
-from flowkit.validation.values import SHORTEST_SEC, YEAR_SEC, is_number, is_one_of, is_whole
+from flowkit.validation.values import SHORTEST_SEC, SWITCH, YEAR_SEC, is_number, is_one_of, is_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -49,7 +49,7 @@ class ValueKind:
     fields: Mapping[str, Field] = field(default_factory=dict)
     """The fields of an object by name."""
     remedies: Mapping[str, str] = field(default_factory=dict)
-    """What to do instead of keys of other systems that no field stands for: these keys by the remedy."""
+    """Advice for keys of other systems that no field replaces: the keys, separated by blanks, by the advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,7 @@ def texts(must: str) -> ValueKind:
 
 
 ANYTHING: Final = ValueKind(schema=ANY_VALUE)
-FLAG: Final = ValueKind(
-    schema={"type": "boolean"}, fits=lambda value: isinstance(value, bool), must="true or false"
-)
+FLAG: Final = ValueKind(schema={"type": "boolean"}, fits=SWITCH.good, must=SWITCH.be)
 TEXT: Final = ValueKind(schema=TEXT_SCHEMA, fits=lambda value: isinstance(value, str), must="a text")
 OBJECT: Final = ValueKind(
     schema={"type": "object"}, fits=lambda value: isinstance(value, dict), must="an object"

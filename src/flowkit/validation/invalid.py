@@ -37,7 +37,7 @@ _PLACE_CHARS, _WANTED_CHARS, _NAME_CHARS = 200, 300, 100
 
 
 def sentence(place: str, value: object, wanted: str) -> str:
-    """Return that a value is not valid. HIDDEN stands for one that the error must not show."""
+    """Return the sentence that reports an invalid value. Pass HIDDEN for a value that must not be shown."""
     return f"{place} is {show(value)}; it must be {wanted}"
 
 
@@ -201,10 +201,8 @@ def problems_of(
         else:
             is_hidden = hides(path, value)
             shown = HIDDEN if is_hidden else show(value, hide or str)
-            must = _must(found)
-            problem = (
-                f"it must {must}" if must else "" if is_hidden and quotes and hide is None else _said(found)
-            )
+            may_leak = is_hidden and quotes and hide is None
+            problem = _must(found) or ("" if may_leak else _said(found))
         if hide is not None:
             path, problem = tuple(_masked(part, hide) for part in path), hide(problem)
         text = printable(truncate(problem or "it is not valid", _WANTED_CHARS))
@@ -230,7 +228,7 @@ def _masked(part: str | int, hide: Callable[[str], str]) -> str | int:
 
 
 def _must(found: Mapping[str, Any]) -> str | None:
-    """Return what a value must, for one of pydantic's own errors that has a row. A validator may use their names."""
+    """Return what a value must be, for one of pydantic's own errors that has a row. A validator may use their names."""
     kind, context = found["type"], found.get("ctx") or {}
     if kind not in _MUST:
         return None
@@ -242,7 +240,7 @@ def _must(found: Mapping[str, Any]) -> str | None:
         return None
     number = context.get("min_length", context.get("max_length", 0))
     counts = {"characters": count_of(number, "character"), "items": count_of(number, "item")}
-    return _MUST[kind].format_map({**context, **counts})
+    return f"it must {_MUST[kind].format_map({**context, **counts})}"
 
 
 def _said(found: Mapping[str, Any]) -> str:

@@ -204,23 +204,23 @@ def is_one_of(value: object, words: Collection[str]) -> bool:
 
 
 def seconds(least: float = SHORTEST_SEC) -> Must:
-    """Return that a value must be a time in seconds, possibly a fraction, of at most one year."""
+    """Return the rule for a time in seconds, possibly a fraction, of at most one year."""
     return Must(partial(is_seconds, least=least), f"a number of seconds between {least:g} and {YEAR_SEC}")
 
 
 def whole(least: int, most: int | None = None) -> Must:
-    """Return that a value must be an integer within the bounds; None means no upper bound."""
+    """Return the rule for an integer within the bounds; None means no upper bound."""
     bound = f"of at least {least}" if most is None else f"between {least} and {most}"
     return Must(partial(is_whole, least=least, most=most), f"a whole number {bound}")
 
 
 def milliseconds(least: int) -> Must:
-    """Return that a value must be a time in whole milliseconds, of at most one year."""
+    """Return the rule for a time in whole milliseconds, of at most one year."""
     return whole(least, YEAR_SEC * 1000)
 
 
 def one_of(*words: str) -> OneOf:
-    """Return that a value must be one of these words."""
+    """Return the rule for one of these words."""
     return OneOf(partial(is_one_of, words=words), f"one of {', '.join(map(repr, words))}", words=words)
 
 
